@@ -1,0 +1,179 @@
+// Package subject holds the names mesh uses on the bus: the tokens (node, module, seat, verb,
+// event), the subjects made of them, and the names of streams and consumers. A name is checked once,
+// here, on construction: one that could not stand in a subject, or in an acknowledgement subject
+// ($JS.ACK.<stream>.<consumer>…), cannot be built (BUS-5). Subjects are those of design.md §5.
+package subject
+
+import (
+	"fmt"
+	"regexp"
+	"strconv"
+
+	"mesh/shared/refusal"
+)
+
+// MaxName is the longest name in characters (design §2).
+const MaxName = 40
+
+var nameRule = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?$`)
+
+// Node is the name of a machine.
+type Node string
+
+// Module is the name of a module.
+type Module string
+
+// Seat is the name of a seat.
+type Seat string
+
+// Verb is the name of a verb of a seat or module.
+type Verb string
+
+// Event is the name of an event.
+type Event string
+
+// The seats mesh itself defines in this version.
+const (
+	Controller Seat = "mesh-controller" // held by the coordinator
+	NodeEngine Seat = "node-engine"     // held by every agent
+	Broker     Seat = "mesh-broker"     // held by whoever runs the bus
+)
+
+// Check says why name cannot be a name of kind ("node", "module", …), or nil.
+func Check(kind, name string) error {
+	do := fmt.Sprintf("name the %s with a-z, 0-9 and inner hyphens, at most %d characters", kind, MaxName)
+	switch {
+	case name == "":
+		return refusal.New("an empty "+kind+" name", "a name is a token of bus subjects", do)
+	case len(name) > MaxName:
+		return refusal.Newf(fmt.Sprintf("the %s name %q", kind, name), do, "it has %d characters", len(name))
+	case !nameRule.MatchString(name):
+		why := "it is a token of bus subjects, and only a-z, 0-9 and inner hyphens can stand there"
+		for _, r := range name {
+			if r == '.' {
+				why = "a dot would split it into two tokens of a bus subject"
+				break
+			}
+		}
+		return refusal.New(fmt.Sprintf("the %s name %q", kind, name), why, do)
+	}
+	return nil
+}
+
+func parse[T ~string](kind, s string) (T, error) {
+	if err := Check(kind, s); err != nil {
+		return "", err
+	}
+	return T(s), nil
+}
+
+// ParseNode checks s as a node name.
+func ParseNode(s string) (Node, error) { return parse[Node]("node", s) }
+
+// ParseModule checks s as a module name.
+func ParseModule(s string) (Module, error) { return parse[Module]("module", s) }
+
+// ParseSeat checks s as a seat name.
+func ParseSeat(s string) (Seat, error) { return parse[Seat]("seat", s) }
+
+// ParseVerb checks s as a verb name.
+func ParseVerb(s string) (Verb, error) { return parse[Verb]("verb", s) }
+
+// ParseEvent checks s as an event name.
+func ParseEvent(s string) (Event, error) { return parse[Event]("event", s) }
+
+// Names unmarshal only when they are well formed, so a decoded message holds no bad token.
+
+// UnmarshalText refuses what is no node name.
+func (n *Node) UnmarshalText(b []byte) (err error) { *n, err = ParseNode(string(b)); return err }
+
+// UnmarshalText refuses what is no module name.
+func (m *Module) UnmarshalText(b []byte) (err error) { *m, err = ParseModule(string(b)); return err }
+
+// UnmarshalText refuses what is no seat name.
+func (s *Seat) UnmarshalText(b []byte) (err error) { *s, err = ParseSeat(string(b)); return err }
+
+// Each is the wildcard in the place of a node, for those who hear all of them.
+const Each Node = "*"
+
+// Declaration carries the signed declaration of n (stream DECLARATIONS, last per subject).
+func Declaration(n Node) string { return "mesh.node." + string(n) + ".declaration" }
+
+// Membership carries the membership of one instance (stream ASSIGNMENTS).
+func Membership(n Node, m Module) string { return "mesh.assignment." + string(n) + "." + string(m) }
+
+// Report carries what n says of itself (stream CONTROL).
+func Report(n Node) string { return "mesh.control." + string(n) + ".report" }
+
+// Heartbeat says that n is alive; not kept.
+func Heartbeat(n Node) string { return "mesh.control." + string(n) + ".heartbeat" }
+
+// Enrol is where the holder of an invitation asks to be let in; "*" for the coordinator.
+func Enrol(invitation string) string { return "mesh.enrol." + invitation }
+
+// Tool is a verb of a mesh seat.
+func Tool(s Seat, v Verb) string { return "mesh.seat." + string(s) + ".tool." + string(v) }
+
+// NodeTool is a verb of a node seat on n.
+func NodeTool(s Seat, v Verb, n Node) string { return Tool(s, v) + "." + string(n) }
+
+// SeatEvent is an event of a mesh seat; id is left out when empty.
+func SeatEvent(s Seat, e Event, id string) string {
+	sub := "mesh.seat." + string(s) + ".event." + string(e)
+	if id != "" {
+		sub += "." + id
+	}
+	return sub
+}
+
+// Chunk is one piece of an artifact: digest in lower-case hex, chunks counted from 0.
+func Chunk(digest string, n int) string { return "mesh.artifact." + digest + "." + strconv.Itoa(n) }
+
+// Chunks covers every chunk of digest.
+func Chunks(digest string) string { return "mesh.artifact." + digest + ".*" }
+
+// DirectGet is the request that reads the last message of sub from stream. Never the bare form
+// without the subject: with it a client reads any message of the stream (facts/bus.md §1.1).
+func DirectGet(s Stream, sub string) string { return "$JS.API.DIRECT.GET." + string(s) + "." + sub }
+
+// Inbox is the prefix of every reply to a principal; nobody else may subscribe below it.
+func Inbox(principal string) string { return "_INBOX." + principal }
+
+// Stream is the name of a stream.
+type Stream string
+
+// The streams of design.md §5 that exist in this version.
+const (
+	Declarations Stream = "DECLARATIONS"
+	Assignments  Stream = "ASSIGNMENTS"
+	Control      Stream = "CONTROL"
+	Events       Stream = "EVENTS"
+	Artifacts    Stream = "ARTIFACTS"
+)
+
+// Consumer is the name of a durable consumer; it comes from ParseConsumer, so it can stand in an
+// acknowledgement subject.
+type Consumer struct{ name string }
+
+var consumerRule = regexp.MustCompile(`^[a-z0-9]([a-z0-9_-]*[a-z0-9])?$`)
+
+// ParseConsumer checks a durable name: letters, digits, hyphen and underscore.
+func ParseConsumer(s string) (Consumer, error) {
+	if !consumerRule.MatchString(s) || len(s) > 2*MaxName {
+		return Consumer{}, refusal.New(fmt.Sprintf("the consumer name %q", s),
+			"it stands in acknowledgement subjects as one token", "use a-z, 0-9, - and _")
+	}
+	return Consumer{s}, nil
+}
+
+// String is the durable name.
+func (c Consumer) String() string { return c.name }
+
+// Acks are the two forms of acknowledgement subject of c on s: today's and that of the v2 layout
+// (facts/bus.md §1.4); a permission names both.
+func (c Consumer) Acks(s Stream) []string {
+	return []string{
+		"$JS.ACK." + string(s) + "." + c.name + ".>",
+		"$JS.ACK.*.*." + string(s) + "." + c.name + ".>",
+	}
+}
