@@ -1,0 +1,189 @@
+// Package report is what a node says about itself and about the declaration it last applied (NOD-7).
+// It is decoded strictly by the coordinator, which believes it about its own node only.
+package report
+
+import (
+	"fmt"
+
+	"mesh/shared/refusal"
+	"mesh/shared/strict"
+	"mesh/shared/subject"
+)
+
+const (
+	// Format is the version of the report's JSON.
+	Format = 1
+	// MaxSize is the largest report in bytes.
+	MaxSize = 1 << 20
+)
+
+// Report is one word of a node.
+type Report struct {
+	Format int          `json:"format"`
+	Mesh   string       `json:"mesh"`
+	Node   subject.Node `json:"node"`
+	// Number grows with each report of this node, across restarts; it orders reports, no clock does.
+	Number uint64 `json:"number"`
+	// Boot is the kernel's boot id.
+	Boot string `json:"boot,omitempty"`
+	// At is the node's own time, Unix milliseconds; for people.
+	At    int64 `json:"at"`
+	Agent Agent `json:"agent"`
+	Apply Apply `json:"apply"`
+	// Modules are sorted by name.
+	Modules []Module `json:"modules,omitempty"`
+	Profile *Profile `json:"profile,omitempty"`
+	Uplinks []string `json:"uplinks,omitempty"`
+	Tunnel  string   `json:"tunnel,omitempty"`
+	Filter  *Filter  `json:"filter,omitempty"`
+	// Drift is what was found changed by hand since the report before.
+	Drift []Drift `json:"drift,omitempty"`
+	// Strays are things with mesh's mark that nothing declares any more.
+	Strays []string `json:"strays,omitempty"`
+	// FreeDisk is what is left on the file system of the agent's state, in bytes.
+	FreeDisk int64 `json:"free_disk,omitempty"`
+	// Dropped counts superseded reports that left the outbox unsent (BUS-12).
+	Dropped uint64 `json:"dropped,omitempty"`
+	// Problems are what a person should know, newest first.
+	Problems []Problem `json:"problems,omitempty"`
+}
+
+// Agent is the program that reports (NOD-6).
+type Agent struct {
+	Version string `json:"version"`
+	// Digest is the SHA-256 of the agent's file, lower-case hex.
+	Digest string `json:"digest,omitempty"`
+}
+
+// Outcome is how applying went.
+type Outcome string
+
+// The outcomes.
+const (
+	None     Outcome = "none"     // nothing was ever accepted
+	Applying Outcome = "applying" // under way
+	Applied  Outcome = "applied"  // the machine is as declared
+	Failed   Outcome = "failed"   // some of it could not be done; tried again
+	Refused  Outcome = "refused"  // not accepted; the machine keeps the one before
+)
+
+// Apply is the account of the declaration this report is about.
+type Apply struct {
+	// Seq is the declaration that was applied, or refused.
+	Seq     uint64  `json:"seq"`
+	Outcome Outcome `json:"outcome"`
+	// Refused says why, when Outcome is Refused or Failed.
+	Refused *refusal.Refusal `json:"refused,omitempty"`
+	// TookMS is from acceptance to outcome, in milliseconds.
+	TookMS int64 `json:"took_ms,omitempty"`
+}
+
+// State is how a module or unit is.
+type State string
+
+// The states.
+const (
+	Running State = "running" // what should run runs, and what should be there is there
+	Pending State = "pending" // not reached yet
+	Broken  State = "failed"  // it could not be applied, or does not stay up
+	Unknown State = "unknown" // it cannot be seen; never called well (design §10, promise 6)
+)
+
+// Module is one module on this node.
+type Module struct {
+	Name  subject.Module `json:"name"`
+	Build string         `json:"build"`
+	State State          `json:"state"`
+	// Detail says what is wrong, in words.
+	Detail string `json:"detail,omitempty"`
+	// Since is when State began, Unix milliseconds.
+	Since    int64 `json:"since,omitempty"`
+	Restarts int   `json:"restarts,omitempty"`
+}
+
+// Profile is what the machine is (NOD-5).
+type Profile struct {
+	MachineID      string   `json:"machine_id,omitempty"`
+	Hostname       string   `json:"hostname,omitempty"`
+	OS             string   `json:"os,omitempty"`
+	OSVersion      string   `json:"os_version,omitempty"`
+	Kernel         string   `json:"kernel,omitempty"`
+	Arch           string   `json:"arch,omitempty"`
+	Virtualization string   `json:"virtualization,omitempty"`
+	Engine         string   `json:"engine,omitempty"`
+	NetworkManager string   `json:"network_manager,omitempty"`
+	Cgroup         string   `json:"cgroup,omitempty"`
+	CPUs           int      `json:"cpus,omitempty"`
+	MemoryMiB      int      `json:"memory_mib,omitempty"`
+	Capabilities   []string `json:"capabilities,omitempty"`
+}
+
+// Filter is the packet filter as it stands.
+type Filter struct {
+	Loaded bool `json:"loaded"`
+	// Rules are in the manifest's words.
+	Rules []string `json:"rules,omitempty"`
+	// Why says why there is none, or why the last change was refused.
+	Why     string `json:"why,omitempty"`
+	Since   int64  `json:"since,omitempty"`
+	Repairs int    `json:"repairs,omitempty"`
+}
+
+// Drift is one thing that was changed by hand.
+type Drift struct {
+	Module   subject.Module `json:"module,omitempty"`
+	Thing    string         `json:"thing"`
+	What     string         `json:"what"`
+	Repaired bool           `json:"repaired"`
+	At       int64          `json:"at"`
+}
+
+// Problem is one line for a person.
+type Problem struct {
+	At   int64  `json:"at"`
+	Text string `json:"text"`
+}
+
+// Decode reads a report that came on node's subject.
+func Decode(b []byte, node subject.Node) (*Report, error) {
+	if len(b) > MaxSize {
+		return nil, fmt.Errorf("the report of %s has %d bytes, the bound is %d", node, len(b), MaxSize)
+	}
+	var r Report
+	if err := strict.Decode(b, &r); err != nil {
+		return nil, fmt.Errorf("the report of %s: %w", node, err)
+	}
+	switch {
+	case r.Format != Format:
+		return nil, fmt.Errorf("the report of %s has format %d, this coordinator reads %d", node, r.Format, Format)
+	case r.Node != node:
+		return nil, fmt.Errorf("a report on the subject of %s names %s", node, r.Node)
+	case r.Number == 0:
+		return nil, fmt.Errorf("the report of %s has no number", node)
+	}
+	switch r.Apply.Outcome {
+	case None, Applying, Applied, Failed, Refused:
+	default:
+		return nil, fmt.Errorf("the report of %s has the outcome %q", node, r.Apply.Outcome)
+	}
+	return &r, nil
+}
+
+// Heartbeat says that a node is alive.
+type Heartbeat struct {
+	// At is the node's time, Unix milliseconds: the coordinator sees how far its clock is off.
+	At  int64  `json:"at"`
+	Seq uint64 `json:"seq"`
+	// Leaving says why it is about to be silent ("shutdown", "suspend"), so that it is not missed (NOD-11).
+	Leaving string `json:"leaving,omitempty"`
+}
+
+// DecodeHeartbeat reads a heartbeat.
+func DecodeHeartbeat(b []byte) (Heartbeat, error) {
+	var h Heartbeat
+	if len(b) > 1024 {
+		return h, fmt.Errorf("a heartbeat of %d bytes", len(b))
+	}
+	err := strict.Decode(b, &h)
+	return h, err
+}

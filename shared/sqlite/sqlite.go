@@ -1,0 +1,261 @@
+// Package sqlite opens the one SQLite file a mesh program keeps its state in: WAL, FULL sync, one
+// writing connection, readers beside it, numbered migrations. It promises that an acknowledged Write
+// survives a power cut (facts/host.md §1.4) and that a store of a newer program is left alone.
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"os"
+	"path/filepath"
+	"sort"
+	"strconv"
+	"strings"
+	"sync"
+
+	"mesh/shared/refusal"
+
+	_ "modernc.org/sqlite" // the driver "sqlite"
+)
+
+// Options say what store is opened.
+type Options struct {
+	// ID is the application_id: it tells mesh's file from any other and a lost store from a new one.
+	ID int32
+	// Migrations holds NNNN_name.sql files, run in order, each in its transaction. A released one never changes.
+	Migrations fs.FS
+	// ReadOnly opens an existing store without ever writing it.
+	ReadOnly bool
+	// CacheKiB bounds the page cache of a connection; 0 means 512.
+	CacheKiB int
+}
+
+// DB is an open store. Close ends it.
+type DB struct {
+	mu    sync.Mutex // guards write and lazy: one writer at a time
+	write *sql.Conn
+	lazy  bool // the writing connection is set to synchronous=NORMAL
+	pool  *sql.DB
+	read  *sql.DB
+}
+
+// Open opens or makes the store at path. A store made by a newer program is refused.
+func Open(ctx context.Context, path string, o Options) (*DB, error) {
+	db, err := open(ctx, path, o)
+	if err != nil {
+		return nil, fmt.Errorf("open store %s: %w", path, err)
+	}
+	return db, nil
+}
+
+func open(ctx context.Context, path string, o Options) (_ *DB, err error) {
+	if o.CacheKiB == 0 {
+		o.CacheKiB = 512
+	}
+	if !o.ReadOnly {
+		// SQLite makes its files 0644; the folder and the file are ours alone.
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			return nil, err
+		}
+		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+		if err != nil {
+			return nil, err
+		}
+		if err := f.Close(); err != nil {
+			return nil, err
+		}
+	}
+	db := &DB{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, db.Close())
+		}
+	}()
+	if db.read, err = sql.Open("sqlite", dsn(path, o, true)); err != nil {
+		return nil, err
+	}
+	db.read.SetMaxOpenConns(2)
+	db.read.SetMaxIdleConns(1)
+	if o.ReadOnly {
+		return db, db.check(ctx, o)
+	}
+	if db.pool, err = sql.Open("sqlite", dsn(path, o, false)); err != nil {
+		return nil, err
+	}
+	db.pool.SetMaxOpenConns(1)
+	if db.write, err = db.pool.Conn(ctx); err != nil {
+		return nil, err
+	}
+	return db, db.migrate(ctx, o)
+}
+
+func dsn(path string, o Options, readOnly bool) string {
+	q := url.Values{}
+	// busy_timeout first: the later ones may have to wait for another process.
+	q.Add("_pragma", "busy_timeout(5000)")
+	if readOnly {
+		q.Set("mode", "ro")
+		q.Add("_pragma", "query_only(1)")
+	} else {
+		q.Add("_pragma", "journal_mode(wal)")
+		q.Add("_pragma", "synchronous(full)")
+		q.Add("_pragma", "foreign_keys(on)")
+		q.Set("_txlock", "immediate") // a read that turns into a write cannot wait its turn otherwise
+	}
+	q.Add("_pragma", "trusted_schema(off)")
+	q.Add("_pragma", fmt.Sprintf("cache_size(-%d)", o.CacheKiB))
+	return (&url.URL{Scheme: "file", Opaque: (&url.URL{Path: path}).EscapedPath(), RawQuery: q.Encode()}).String()
+}
+
+// check refuses a file that is not this store or is newer than this program.
+func (db *DB) check(ctx context.Context, o Options) error {
+	var id, version int
+	if err := db.read.QueryRowContext(ctx, "PRAGMA application_id").Scan(&id); err != nil {
+		return err
+	}
+	if err := db.read.QueryRowContext(ctx, "PRAGMA user_version").Scan(&version); err != nil {
+		return err
+	}
+	return judge(o, id, version)
+}
+
+func judge(o Options, id, version int) error {
+	steps, err := migrations(o.Migrations)
+	if err != nil {
+		return err
+	}
+	switch {
+	case id != 0 && id != int(o.ID):
+		return refusal.Newf("a store of another program", "name the right file", "its application_id is %d, expected %d", id, o.ID)
+	case version > len(steps):
+		return refusal.Newf("a store of a newer program", "run the newer program, or restore the copy made before the upgrade",
+			"its schema is %d, this program knows %d", version, len(steps))
+	}
+	return nil
+}
+
+type migration struct{ name, text string }
+
+// migrations are the numbered files, which must run 1, 2, 3 … without a gap.
+func migrations(dir fs.FS) ([]migration, error) {
+	names, err := fs.Glob(dir, "*.sql")
+	if err != nil {
+		return nil, err
+	}
+	sort.Strings(names)
+	var out []migration
+	for i, n := range names {
+		number, _, _ := strings.Cut(n, "_")
+		if k, err := strconv.Atoi(number); err != nil || k != i+1 {
+			return nil, fmt.Errorf("migration %s: expected number %04d", n, i+1)
+		}
+		b, err := fs.ReadFile(dir, n)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, migration{n, string(b)})
+	}
+	return out, nil
+}
+
+func (db *DB) migrate(ctx context.Context, o Options) error {
+	var id, version int
+	if err := db.write.QueryRowContext(ctx, "PRAGMA application_id").Scan(&id); err != nil {
+		return err
+	}
+	if err := db.write.QueryRowContext(ctx, "PRAGMA user_version").Scan(&version); err != nil {
+		return err
+	}
+	if err := judge(o, id, version); err != nil {
+		return err
+	}
+	steps, err := migrations(o.Migrations)
+	if err != nil {
+		return err
+	}
+	for i := version; i < len(steps); i++ {
+		err := db.Write(ctx, func(tx *sql.Tx) error {
+			if _, err := tx.ExecContext(ctx, steps[i].text); err != nil {
+				return err
+			}
+			_, err := tx.ExecContext(ctx, fmt.Sprintf("PRAGMA user_version = %d; PRAGMA application_id = %d", i+1, o.ID))
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("migration %s: %w", steps[i].name, err)
+		}
+	}
+	return nil
+}
+
+// Write runs fn in one transaction and returns once it is on disk: it survives a power cut.
+func (db *DB) Write(ctx context.Context, fn func(*sql.Tx) error) error { return db.do(ctx, false, fn) }
+
+// WriteLazy runs fn in one transaction that survives the death of this process at once and a power cut
+// only after the next Write. It costs no sync: for outcomes that the next start can find out again.
+func (db *DB) WriteLazy(ctx context.Context, fn func(*sql.Tx) error) error {
+	return db.do(ctx, true, fn)
+}
+
+func (db *DB) do(ctx context.Context, lazy bool, fn func(*sql.Tx) error) error {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	if db.write == nil {
+		return errors.New("the store is open for reading only")
+	}
+	if lazy != db.lazy {
+		mode := "full"
+		if lazy {
+			mode = "normal"
+		}
+		if _, err := db.write.ExecContext(ctx, "PRAGMA synchronous = "+mode); err != nil {
+			return err
+		}
+		db.lazy = lazy
+	}
+	tx, err := db.write.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	if err := fn(tx); err != nil {
+		if e := tx.Rollback(); e != nil && !errors.Is(e, sql.ErrTxDone) {
+			err = errors.Join(err, fmt.Errorf("roll back: %w", e))
+		}
+		return err
+	}
+	return tx.Commit()
+}
+
+// Read is for queries; it sees what was committed and cannot write.
+func (db *DB) Read() *sql.DB { return db.read }
+
+// QuickCheck returns what SQLite finds wrong with the file, or nil.
+func (db *DB) QuickCheck(ctx context.Context) error {
+	var text string
+	if err := db.read.QueryRowContext(ctx, "PRAGMA quick_check(1)").Scan(&text); err != nil {
+		return err
+	}
+	if text != "ok" {
+		return fmt.Errorf("the store is damaged: %s", text)
+	}
+	return nil
+}
+
+// Close closes every connection; the WAL is folded into the file.
+func (db *DB) Close() error {
+	var errs []error
+	if db.read != nil {
+		errs = append(errs, db.read.Close())
+	}
+	if db.write != nil {
+		errs = append(errs, db.write.Close())
+	}
+	if db.pool != nil {
+		errs = append(errs, db.pool.Close())
+	}
+	return errors.Join(errs...)
+}
