@@ -1,0 +1,243 @@
+// Package broker runs a NATS server inside this process from a composed user list: the coordinator's
+// embedded bus, and the real server of every test (BUS-1). It imports the server, so the agent never
+// imports it. Users are handed over as values, never as text: a reload then costs a fifth
+// (facts/performance.md §3i), and nobody is disconnected by it.
+package broker
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+
+	"mesh/shared/declaration"
+	"mesh/shared/grant"
+)
+
+const (
+	// MaxPayload is the largest message in bytes: a signed declaration with room to spare.
+	MaxPayload = 2 * declaration.MaxSize
+	// ready bounds the start and the stop of the server.
+	ready = 30 * time.Second
+	// MaxConnections bounds what the bus takes on.
+	MaxConnections = 64 << 10
+)
+
+// Config says how the server runs.
+type Config struct {
+	// Listen is host:port; port 0 takes a free one; empty listens on no port at all.
+	Listen string
+	// Store is the folder of JetStream.
+	Store string
+	// Certificate is the bus's; nil runs without TLS, for floors in benchmarks only.
+	Certificate *tls.Certificate
+	Log         *slog.Logger
+	// SyncEach syncs every stored message before it is acknowledged. The coordinator's records can say
+	// everything again, so the default does not (facts/performance.md §5.8).
+	SyncEach bool
+}
+
+// Broker is a running server. Stop ends it.
+type Broker struct {
+	cfg Config
+	srv *server.Server
+
+	mu     sync.Mutex // guards digest, and lets one reload run at a time
+	digest string
+	port   int
+}
+
+// Start runs a server with list and waits until it takes connections.
+func Start(ctx context.Context, cfg Config, list grant.List) (*Broker, error) {
+	b := &Broker{cfg: cfg}
+	opts, err := b.options(list)
+	if err != nil {
+		return nil, fmt.Errorf("start the bus: %w", err)
+	}
+	if b.srv, err = server.NewServer(opts); err != nil {
+		return nil, fmt.Errorf("start the bus: %w", err)
+	}
+	if cfg.Log != nil {
+		b.srv.SetLoggerV2(adapter{cfg.Log}, false, false, false)
+	}
+	b.srv.Start()
+	if err := b.wait(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("start the bus on %s: %w", cfg.Listen, err), b.Stop(context.WithoutCancel(ctx)))
+	}
+	if a, ok := b.srv.Addr().(*net.TCPAddr); ok {
+		b.port = a.Port
+	}
+	b.digest = list.Digest()
+	return b, nil
+}
+
+func (b *Broker) wait(ctx context.Context) error {
+	done := make(chan bool, 1)
+	go func() { done <- b.srv.ReadyForConnections(ready) }() // ends by its own bound
+	select {
+	case ok := <-done:
+		if !ok {
+			return errors.New("it does not take connections: is the address free and the folder writable?")
+		}
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Apply makes list the one in force and reports whether it differed: an unchanged list causes no
+// reload. A list that is refused leaves the running one in force.
+func (b *Broker) Apply(list grant.List) (changed bool, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	digest := list.Digest()
+	if digest == b.digest {
+		return false, nil
+	}
+	opts, err := b.options(list)
+	if err != nil {
+		return false, fmt.Errorf("reload the bus's users: %w", err)
+	}
+	if err := b.srv.ReloadOptions(opts); err != nil {
+		return false, fmt.Errorf("reload the bus's users: %w", err)
+	}
+	b.digest = digest
+	return true, nil
+}
+
+// Digest is that of the list in force.
+func (b *Broker) Digest() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.digest
+}
+
+// Address is where the server listens on loopback, "" when on no port.
+func (b *Broker) Address() string {
+	if b.port == 0 {
+		return ""
+	}
+	return net.JoinHostPort("127.0.0.1", strconv.Itoa(b.port))
+}
+
+// InProcess lets a client in this process connect without a socket.
+func (b *Broker) InProcess() nats.InProcessConnProvider { return b.srv }
+
+// Connections is how many clients are connected.
+func (b *Broker) Connections() int { return b.srv.NumClients() }
+
+// Stop ends the server and waits until it has written everything.
+func (b *Broker) Stop(ctx context.Context) error {
+	b.srv.Shutdown()
+	done := make(chan struct{})
+	go func() { b.srv.WaitForShutdown(); close(done) }()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("stop the bus: %w", ctx.Err())
+	}
+}
+
+// options makes fresh options each time: the server keeps and changes those it is given. Accounts come
+// from a short text, since only the parser builds imports; users are values.
+func (b *Broker) options(list grant.List) (*server.Options, error) {
+	opts := &server.Options{}
+	if err := opts.ProcessConfigString(accountsText()); err != nil {
+		return nil, fmt.Errorf("accounts: %w", err)
+	}
+	accounts := make(map[grant.Account]*server.Account, 2)
+	for _, a := range opts.Accounts {
+		accounts[grant.Account(a.Name)] = a
+	}
+	opts.ServerName = "mesh"
+	opts.NoSigs = true
+	opts.NoLog = b.cfg.Log == nil
+	opts.MaxPayload = MaxPayload
+	opts.MaxPending = 64 << 20
+	opts.MaxConn = MaxConnections
+	opts.JetStream = true
+	opts.StoreDir = b.cfg.Store
+	opts.SyncAlways = b.cfg.SyncEach
+	opts.AuthTimeout = 10 // seconds: a storm of TLS handshakes on two cores needs more than the default 2
+	if err := b.listen(opts); err != nil {
+		return nil, err
+	}
+	if b.cfg.Certificate != nil {
+		opts.TLS = true
+		opts.TLSConfig = &tls.Config{Certificates: []tls.Certificate{*b.cfg.Certificate}, MinVersion: tls.VersionTLS13}
+		opts.TLSTimeout = 10
+	}
+	opts.Nkeys = make([]*server.NkeyUser, len(list.Users))
+	for i, u := range list.Users {
+		if len(u.Publish) == 0 || len(u.Subscribe) == 0 {
+			return nil, fmt.Errorf("the rights of %s are an empty list, which the server takes for everything", u.Principal)
+		}
+		opts.Nkeys[i] = &server.NkeyUser{Nkey: u.Key, Account: accounts[u.Account], Permissions: &server.Permissions{
+			Publish:   &server.SubjectPermission{Allow: u.Publish},
+			Subscribe: &server.SubjectPermission{Allow: u.Subscribe},
+		}}
+	}
+	return opts, nil
+}
+
+func (b *Broker) listen(opts *server.Options) error {
+	if b.cfg.Listen == "" {
+		opts.DontListen = true
+		return nil
+	}
+	host, port, err := net.SplitHostPort(b.cfg.Listen)
+	if err != nil {
+		return fmt.Errorf("listen on %q: %w", b.cfg.Listen, err)
+	}
+	n, err := strconv.Atoi(port)
+	if err != nil {
+		return fmt.Errorf("listen on %q: %w", b.cfg.Listen, err)
+	}
+	opts.Host, opts.Port = host, n
+	if n == 0 {
+		opts.Port = server.RANDOM_PORT
+		if b.port != 0 {
+			opts.Port = b.port // a reload must not move it
+		}
+	}
+	return nil
+}
+
+// accountsText is the accounts with their exports and imports, as the server's configuration has them.
+func accountsText() string {
+	var exports, imports strings.Builder
+	for _, e := range grant.Exports() {
+		kind := "service"
+		if e.Stream {
+			kind = "stream"
+		}
+		fmt.Fprintf(&exports, "{%s: %q}\n", kind, e.Subject)
+		fmt.Fprintf(&imports, "{%s: {account: %s, subject: %q}", kind, grant.Core, e.Subject)
+		if e.Share {
+			imports.WriteString(", share: true")
+		}
+		imports.WriteString("}\n")
+	}
+	return fmt.Sprintf("accounts {\n%s { jetstream: enabled, exports: [\n%s] }\n%s { imports: [\n%s] }\n}\n",
+		grant.Core, exports.String(), grant.Fleet, imports.String())
+}
+
+// adapter gives the server's words to slog. What it calls fatal is the caller's to judge.
+type adapter struct{ log *slog.Logger }
+
+func (a adapter) Noticef(f string, v ...any) { a.log.Debug("bus", "says", fmt.Sprintf(f, v...)) }
+func (a adapter) Warnf(f string, v ...any)   { a.log.Warn("bus", "says", fmt.Sprintf(f, v...)) }
+func (a adapter) Fatalf(f string, v ...any)  { a.log.Error("bus", "says", fmt.Sprintf(f, v...)) }
+func (a adapter) Errorf(f string, v ...any)  { a.log.Warn("bus", "says", fmt.Sprintf(f, v...)) }
+func (a adapter) Debugf(f string, v ...any)  {}
+func (a adapter) Tracef(f string, v ...any)  {}

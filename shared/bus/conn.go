@@ -1,0 +1,318 @@
+// Package bus is the link of one principal to the bus: connecting for ever, publishing what is kept,
+// asking, following a subject, and noticing at once what the bus refuses (BUS-8, BUS-9, BUS-11). It
+// also derives every stream and consumer of the mesh (BUS-4). It owns its connection's goroutines;
+// Close ends them.
+package bus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"regexp"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"mesh/shared/clock"
+	"mesh/shared/credential"
+	"mesh/shared/refusal"
+	"mesh/shared/subject"
+)
+
+const (
+	// PublishBound is how long a publish to a stream may wait: the server never acknowledges one it
+	// refuses (BUS-8).
+	PublishBound = 10 * time.Second
+	// reconnectMin and reconnectMax bound the pauses between tries; each is jittered (BUS-11).
+	reconnectMin = 250 * time.Millisecond
+	reconnectMax = 30 * time.Second
+	// pingEvery keeps mappings of carrier NAT alive, which last some 25 s (facts/practice.md §10).
+	pingEvery = 20 * time.Second
+	// connectBound is for one try, TLS included; a storm of thousands takes seconds a handshake.
+	connectBound = 20 * time.Second
+)
+
+// Options say who connects to what.
+type Options struct {
+	Bus  credential.Bus
+	Seed credential.Seed
+	// Principal is the label of the inbox prefix (credential.File.Principal).
+	Principal string
+	// Name is shown in the server's lists of connections.
+	Name string
+	// InProcess connects without a socket; Bus is not used then.
+	InProcess nats.InProcessConnProvider
+	// Plain connects without TLS; for floors in benchmarks only.
+	Plain bool
+	// Once gives up after the first try that fails and never reconnects: for commands.
+	Once  bool
+	Clock clock.Clock
+	Log   *slog.Logger
+}
+
+// Conn is one principal's connection.
+type Conn struct {
+	nc        *nats.Conn
+	principal string
+	log       *slog.Logger
+
+	mu      sync.Mutex // guards the fields below
+	waiters map[string]map[*waiter]struct{}
+	denied  map[string]bool // subscriptions the bus refuses now, said once
+	follows map[*nats.Subscription]*follow
+	onUp    []func()
+	since   time.Time
+	up      bool
+	lastErr error
+	clk     clock.Clock
+}
+
+type waiter struct{ cancel context.CancelCauseFunc }
+
+// ErrRefused is met by errors.Is when the bus refused a publish, subscription or request.
+var ErrRefused = errors.New("the bus refused")
+
+// ErrAway is met by errors.Is when there is no connection now.
+var ErrAway = errors.New("the bus is away")
+
+// Connect connects. Without Once it returns at once and goes on trying for ever, also after an
+// authorization violation: the user list that lets a new principal in may still be on its way.
+func Connect(_ context.Context, o Options) (*Conn, error) {
+	if o.Clock == nil {
+		o.Clock = clock.Real()
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.NewTextHandler(io.Discard, nil))
+	}
+	c := &Conn{principal: o.Principal, log: o.Log, clk: o.Clock, since: o.Clock.Now(),
+		waiters: map[string]map[*waiter]struct{}{}, denied: map[string]bool{}, follows: map[*nats.Subscription]*follow{}}
+	opts, err := c.options(o)
+	if err != nil {
+		return nil, fmt.Errorf("connect to the bus: %w", err)
+	}
+	c.nc, err = nats.Connect(urls(o), opts...)
+	if err != nil {
+		return nil, connectError(o, err)
+	}
+	if c.nc.IsConnected() {
+		c.setUp(true, nil)
+	}
+	return c, nil
+}
+
+func urls(o Options) string {
+	if o.InProcess != nil {
+		return nats.DefaultURL // not dialled
+	}
+	scheme := "tls://"
+	if o.Plain {
+		scheme = "nats://"
+	}
+	list := make([]string, len(o.Bus.Addresses))
+	for i, a := range o.Bus.Addresses {
+		list[i] = scheme + a
+	}
+	return strings.Join(list, ",")
+}
+
+func (c *Conn) options(o Options) ([]nats.Option, error) {
+	public, err := o.Seed.Public()
+	if err != nil {
+		return nil, fmt.Errorf("the credential's seed: %w", err)
+	}
+	opts := []nats.Option{
+		nats.Name(o.Name),
+		nats.Nkey(public, o.Seed.Sign),
+		nats.CustomInboxPrefix(subject.Inbox(o.Principal)),
+		nats.Timeout(connectBound),
+		nats.PingInterval(pingEvery), nats.MaxPingsOutstanding(2),
+		// What must not be lost waits in an outbox, not in the client: a publish without a connection
+		// fails at once.
+		nats.ReconnectBufSize(-1),
+		nats.ErrorHandler(c.asyncError),
+		nats.ConnectHandler(func(*nats.Conn) { c.setUp(true, nil) }),
+		nats.ReconnectHandler(func(*nats.Conn) { c.setUp(true, nil) }),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { c.setUp(false, err) }),
+	}
+	if o.Once {
+		opts = append(opts, nats.NoReconnect())
+	} else {
+		opts = append(opts,
+			nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1), nats.IgnoreAuthErrorAbort(),
+			nats.CustomReconnectDelay(Pause),
+			nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { c.noteErr(err) }))
+	}
+	switch {
+	case o.InProcess != nil:
+		opts = append(opts, nats.InProcessServer(o.InProcess))
+	case !o.Plain:
+		t, err := o.Bus.ClientTLS(o.Clock.Now)
+		if err != nil {
+			return nil, err
+		}
+		opts = append(opts, nats.Secure(t))
+	}
+	return opts, nil
+}
+
+// Pause is how long to wait before try number attempts (from 1): growing, and random over its whole
+// length, so that a fleet that lost the bus at one instant does not come back at one.
+func Pause(attempts int) time.Duration {
+	d := reconnectMax
+	if attempts < 8 {
+		d = min(reconnectMin<<max(attempts-1, 0), reconnectMax)
+	}
+	return d/2 + rand.N(d/2)
+}
+
+func connectError(o Options, err error) error {
+	at := strings.Join(o.Bus.Addresses, ", ")
+	switch {
+	case errors.Is(err, credential.ErrImpostor):
+		return refusal.New("the bus at "+at, "it is not the one this credential was made for: "+err.Error(), "check the address; if the mesh was made anew, ask for a new credential")
+	case errors.Is(err, nats.ErrAuthorization):
+		return fmt.Errorf("%w: %w", ErrRefused, refusal.New("this credential, by the bus at "+at, "the bus does not know its key: it was removed, has ended, or is of another mesh", "ask for a new one from whoever runs the mesh"))
+	}
+	return fmt.Errorf("%w: no connection to %s: %w", ErrAway, at, err)
+}
+
+// Close ends the connection.
+func (c *Conn) Close() { c.nc.Close() }
+
+// NATS is the connection beneath, for what this package does not wrap.
+func (c *Conn) NATS() *nats.Conn { return c.nc }
+
+// Principal is the label the connection was made with.
+func (c *Conn) Principal() string { return c.principal }
+
+// State says whether the bus is reached, since when, and the last error while it is not.
+func (c *Conn) State() (up bool, since time.Time, last error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.up, c.since, c.lastErr
+}
+
+// OnUp calls fn at each connect and reconnect, and now when connected. fn must not block.
+func (c *Conn) OnUp(fn func()) {
+	c.mu.Lock()
+	c.onUp = append(c.onUp, fn)
+	up := c.up
+	c.mu.Unlock()
+	if up {
+		fn()
+	}
+}
+
+func (c *Conn) setUp(up bool, err error) {
+	c.mu.Lock()
+	changed := c.up != up
+	c.up = up
+	if changed {
+		c.since = c.clk.Now()
+	}
+	if err != nil || up {
+		c.lastErr = err
+	}
+	fns := c.onUp
+	c.mu.Unlock()
+	if changed {
+		c.log.Info("bus link", "up", up, "err", err)
+	}
+	if up {
+		for _, fn := range fns {
+			fn()
+		}
+	}
+}
+
+func (c *Conn) noteErr(err error) {
+	c.mu.Lock()
+	c.lastErr = err
+	c.mu.Unlock()
+}
+
+var (
+	deniedPublish   = regexp.MustCompile(`Permissions Violation for Publish to "([^"]+)"`)
+	deniedSubscribe = regexp.MustCompile(`Permissions Violation for Subscription to "([^"]+)"`)
+)
+
+// asyncError turns the bus's late word about a refusal into the error of whoever waits for it.
+func (c *Conn) asyncError(_ *nats.Conn, sub *nats.Subscription, err error) {
+	if m := deniedPublish.FindStringSubmatch(err.Error()); m != nil {
+		c.mu.Lock()
+		for w := range c.waiters[m[1]] {
+			w.cancel(fmt.Errorf("%w a publish to %s", ErrRefused, m[1]))
+		}
+		c.mu.Unlock()
+		return
+	}
+	if m := deniedSubscribe.FindStringSubmatch(err.Error()); m != nil {
+		c.refusedSubscription(sub, m[1])
+		return
+	}
+	c.log.Warn("bus", "subject", subjectOf(sub), "err", err)
+}
+
+func subjectOf(s *nats.Subscription) string {
+	if s == nil {
+		return ""
+	}
+	return s.Subject
+}
+
+// Ask publishes m and waits for one answer, bounded by ctx. A refusal by the bus is noticed at once.
+func (c *Conn) Ask(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
+	if !c.nc.IsConnected() {
+		return nil, fmt.Errorf("ask %s: %w", m.Subject, ErrAway)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	w := &waiter{cancel}
+	c.mu.Lock()
+	if c.waiters[m.Subject] == nil {
+		c.waiters[m.Subject] = map[*waiter]struct{}{}
+	}
+	c.waiters[m.Subject][w] = struct{}{}
+	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.waiters[m.Subject], w)
+		if len(c.waiters[m.Subject]) == 0 {
+			delete(c.waiters, m.Subject)
+		}
+	}()
+	answer, err := c.nc.RequestMsgWithContext(ctx, m)
+	if err != nil {
+		if cause := context.Cause(ctx); errors.Is(cause, ErrRefused) {
+			err = cause
+		}
+		return nil, fmt.Errorf("ask %s: %w", m.Subject, err)
+	}
+	return answer, nil
+}
+
+// Say publishes without waiting; it fails when there is no connection.
+func (c *Conn) Say(subject string, data []byte) error {
+	if !c.nc.IsConnected() {
+		return fmt.Errorf("say %s: %w", subject, ErrAway)
+	}
+	return c.nc.Publish(subject, data)
+}
+
+// Probe makes a connection of its own, sees it answer, and closes it: proof that new flows to the bus
+// pass, which an established one is not (NET-7).
+func Probe(ctx context.Context, o Options) error {
+	o.Once = true
+	c, err := Connect(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return c.nc.FlushWithContext(ctx)
+}

@@ -1,0 +1,149 @@
+package bus
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"mesh/shared/subject"
+)
+
+const (
+	controlAge     = 7 * 24 * time.Hour
+	eventsAge      = 7 * 24 * time.Hour
+	controlBytes   = 512 << 20
+	eventsBytes    = 512 << 20
+	ackWait        = 30 * time.Second
+	maxDeliver     = 5
+	maxAckPending  = 8192
+	artifactsBytes = 64 << 30
+)
+
+// Streams are the streams of the mesh, on replicas servers (1 or 3). The one derivation, used to
+// assert them and to check them (BUS-4).
+func Streams(replicas int) []jetstream.StreamConfig {
+	last := func(name subject.Stream, description string, subjects ...string) jetstream.StreamConfig {
+		return jetstream.StreamConfig{
+			Name: string(name), Description: description, Subjects: subjects, Replicas: replicas,
+			Storage: jetstream.FileStorage, Retention: jetstream.LimitsPolicy,
+			MaxMsgsPerSubject: 1, AllowDirect: true, DenyDelete: true, Discard: jetstream.DiscardOld,
+		}
+	}
+	artifacts := last(subject.Artifacts, "content by digest, in chunks", "mesh.artifact.*.*")
+	// The first writer of a chunk wins: nobody exchanges content under a digest that is in use. The
+	// coordinator deletes what nothing needs.
+	artifacts.Discard, artifacts.DiscardNewPerSubject, artifacts.DenyDelete = jetstream.DiscardNew, true, false
+	artifacts.MaxBytes = artifactsBytes
+	return []jetstream.StreamConfig{
+		last(subject.Declarations, "the signed declaration of each node", subject.Declaration(subject.Each)),
+		artifacts,
+		{
+			Name: string(subject.Control), Description: "what only the coordinator reads", Subjects: []string{subject.Report(subject.Each)},
+			Replicas: replicas, Storage: jetstream.FileStorage, Retention: jetstream.LimitsPolicy, Discard: jetstream.DiscardOld,
+			MaxAge: controlAge, MaxBytes: controlBytes, DenyDelete: true, Duplicates: 2 * time.Minute,
+		},
+		{
+			Name: string(subject.Events), Description: "what seats and modules say, for seven days",
+			Subjects: []string{"mesh.seat.*.event.>", "mesh.module.*.event.>"},
+			Replicas: replicas, Storage: jetstream.FileStorage, Retention: jetstream.LimitsPolicy, Discard: jetstream.DiscardOld,
+			MaxAge: eventsAge, MaxBytes: eventsBytes, DenyDelete: true, Duplicates: 2 * time.Minute,
+		},
+	}
+}
+
+// Reports is the coordinator's durable consumer on CONTROL.
+func Reports() (subject.Stream, jetstream.ConsumerConfig) {
+	return subject.Control, jetstream.ConsumerConfig{
+		Durable: "coordinator", Description: "reports, in the order they came",
+		FilterSubject: subject.Report(subject.Each), AckPolicy: jetstream.AckExplicitPolicy,
+		AckWait: ackWait, MaxDeliver: maxDeliver, MaxAckPending: maxAckPending,
+	}
+}
+
+// Assert makes every stream as derived: it makes what is missing, updates what differs, keeps every
+// message, and never touches a stream that is not its own.
+func Assert(ctx context.Context, js jetstream.JetStream, streams []jetstream.StreamConfig) error {
+	for _, want := range streams {
+		if _, err := js.CreateOrUpdateStream(ctx, want); err != nil {
+			return fmt.Errorf("assert stream %s: %w", want.Name, err)
+		}
+	}
+	return nil
+}
+
+// Publish keeps data in the stream that takes sub and returns once the stream acknowledged it. id, when
+// not empty, makes a repetition within two minutes harmless; it must be unguessable, since ids are one
+// namespace a stream (facts/bus.md §2).
+func (c *Conn) Publish(ctx context.Context, sub string, data []byte, id string) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, PublishBound, fmt.Errorf("no acknowledgement within %v", PublishBound))
+	defer cancel()
+	m := nats.NewMsg(sub)
+	m.Data = data
+	if id != "" {
+		m.Header.Set(nats.MsgIdHdr, id)
+	}
+	answer, err := c.Ask(ctx, m)
+	if err != nil {
+		return err
+	}
+	var ack struct {
+		Stream string    `json:"stream"`
+		Error  *apiError `json:"error"`
+	}
+	if err := json.Unmarshal(answer.Data, &ack); err != nil {
+		return fmt.Errorf("publish %s: the answer is no acknowledgement: %w", sub, err)
+	}
+	if ack.Error != nil {
+		return fmt.Errorf("publish %s: %w", sub, ack.Error)
+	}
+	if ack.Stream == "" {
+		return fmt.Errorf("publish %s: the answer is no acknowledgement", sub)
+	}
+	return nil
+}
+
+type apiError struct {
+	Code        int    `json:"code"`
+	ErrCode     int    `json:"err_code"`
+	Description string `json:"description"`
+}
+
+func (e *apiError) Error() string {
+	return fmt.Sprintf("the stream refused: %s (%d)", e.Description, e.ErrCode)
+}
+
+// alreadyThere is the server's code for a stream that takes one message a subject and has it.
+const alreadyThere = 10077
+
+// AlreadyThere reports whether a publish was refused because the subject holds its message: for content
+// by digest that is as good as done.
+func AlreadyThere(err error) bool {
+	var e *apiError
+	return errors.As(err, &e) && e.ErrCode == alreadyThere
+}
+
+// ErrNone is met by errors.Is when a stream holds no message of a subject.
+var ErrNone = errors.New("no message there")
+
+// Last reads the last message of sub from stream by direct get, with no consumer.
+func (c *Conn) Last(ctx context.Context, stream subject.Stream, sub string) ([]byte, error) {
+	answer, err := c.Ask(ctx, nats.NewMsg(subject.DirectGet(stream, sub)))
+	if err != nil {
+		return nil, err
+	}
+	switch status := answer.Header.Get("Status"); {
+	case status == "404":
+		return nil, fmt.Errorf("%s in %s: %w", sub, stream, ErrNone)
+	case status != "":
+		return nil, fmt.Errorf("%s in %s: %s %s", sub, stream, status, answer.Header.Get("Description"))
+	case answer.Header.Get("Nats-Subject") != sub || strings.Contains(answer.Header.Get("Nats-Stream"), ","):
+		return nil, fmt.Errorf("%s in %s: the answer is of %q", sub, stream, answer.Header.Get("Nats-Subject"))
+	}
+	return answer.Data, nil
+}

@@ -1,0 +1,235 @@
+// Package grant derives who may say and hear what on the bus: each principal's permissions, and the
+// exports and imports that join the two accounts. It is the one derivation, a pure function of the
+// records, used to run the bus, to test it and to check it (design §5, MEM-3).
+//
+// Account CORE holds JetStream, the coordinator and the streams; FLEET holds machines, people and
+// invitations. The server never checks a message's reply subject against its sender's rights, so in
+// one account a machine could make the stream's answer overwrite its neighbour's declaration; across
+// accounts the answer goes back into FLEET, where those subjects mean nothing (facts/bus.md §2).
+package grant
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+
+	"mesh/shared/credential"
+	"mesh/shared/refusal"
+	"mesh/shared/subject"
+)
+
+// Kind is what a principal is.
+type Kind string
+
+// The kinds of principals that exist in this version.
+const (
+	Coordinator Kind = "coordinator"
+	Node        Kind = "node"
+	Operator    Kind = "operator"
+	Invitation  Kind = "invitation"
+)
+
+// Account is one of the two.
+type Account string
+
+// The accounts.
+const (
+	Core  Account = "CORE"
+	Fleet Account = "FLEET"
+)
+
+// Principal is whoever has a bus user.
+type Principal struct {
+	Kind Kind
+	Name string
+	// Key is the public NKEY; a principal without one is left out of the list and named.
+	Key string
+	// Artifacts are the digests a node may fetch: those of its own modules.
+	Artifacts []string
+	// Verbs are what an operator may ask of the seat mesh-controller.
+	Verbs []subject.Verb
+	// Upload lets an operator put artifacts on the bus.
+	Upload bool
+}
+
+// Label names p in its inbox prefix.
+func (p Principal) Label() string {
+	if p.Kind == Coordinator {
+		return string(Coordinator)
+	}
+	return string(p.Kind) + "-" + p.Name
+}
+
+// Rights are subjects a user may publish and subscribe. Neither is ever empty: the server takes an
+// empty list for everything (facts/bus.md §1.8).
+type Rights struct{ Publish, Subscribe []string }
+
+// none is a subject that nothing uses, in the place of an empty list.
+const none = "mesh.none"
+
+// ArtifactUpload covers what an uploader writes.
+const artifactUpload = "mesh.artifact.*.*"
+
+// For derives p's rights.
+func For(p Principal) (Rights, error) {
+	if p.Kind != Coordinator {
+		if err := subject.Check(string(p.Kind), p.Name); err != nil {
+			return Rights{}, err
+		}
+	}
+	r := Rights{Subscribe: []string{subject.Inbox(p.Label()) + ".>"}}
+	n := subject.Node(p.Name)
+	switch p.Kind {
+	case Coordinator:
+		r.Publish = []string{
+			"$JS.API.>", "$JS.ACK.>", "$JS.FC.>",
+			subject.Declaration(subject.Each),
+			"mesh.seat." + string(subject.Controller) + ".event.>",
+			"_R_.>", // answers to callers in the other account; static, a reload must not lose one
+		}
+		r.Subscribe = append(r.Subscribe,
+			subject.Heartbeat(subject.Each),
+			subject.Enrol("*"),
+			subject.Tool(subject.Controller, "*"),
+			subject.Tool(subject.Controller, "*")+" "+string(subject.Controller),
+		)
+	case Node:
+		r.Publish = []string{
+			subject.Report(n),
+			subject.Heartbeat(n),
+			subject.DirectGet(subject.Declarations, subject.Declaration(n)),
+		}
+		for _, d := range p.Artifacts {
+			r.Publish = append(r.Publish, subject.DirectGet(subject.Artifacts, subject.Chunks(d)))
+		}
+		r.Subscribe = append(r.Subscribe, subject.Declaration(n))
+	case Operator:
+		for _, v := range p.Verbs {
+			r.Publish = append(r.Publish, subject.Tool(subject.Controller, v))
+		}
+		if p.Upload {
+			r.Publish = append(r.Publish, artifactUpload)
+		}
+	case Invitation:
+		r.Publish = []string{subject.Enrol(p.Name)}
+	default:
+		return Rights{}, fmt.Errorf("no rights are known for a principal of kind %q", p.Kind)
+	}
+	if len(r.Publish) == 0 {
+		r.Publish = []string{none}
+	}
+	slices.Sort(r.Publish)
+	slices.Sort(r.Subscribe)
+	return r, nil
+}
+
+// Export is a subject CORE offers to FLEET, and how FLEET imports it.
+type Export struct {
+	Subject string
+	// Stream is an export of messages; otherwise it is a service, a request with an answer.
+	Stream bool
+	// Share tells the server of a verb who asks (header Nats-Request-Info); only for services.
+	Share bool
+}
+
+// Exports join the accounts. A subject that is not here does not cross.
+func Exports() []Export {
+	return []Export{
+		{Subject: subject.Declaration(subject.Each), Stream: true},
+		{Subject: subject.DirectGet(subject.Declarations, subject.Declaration(subject.Each))},
+		{Subject: subject.DirectGet(subject.Artifacts, artifactUpload)},
+		{Subject: subject.Report(subject.Each)},
+		{Subject: subject.Heartbeat(subject.Each)},
+		{Subject: artifactUpload},
+		{Subject: subject.Enrol("*"), Share: true},
+		{Subject: "mesh.seat.*.tool.>", Share: true},
+	}
+}
+
+// User is one line of the bus's user list.
+type User struct {
+	Key       string
+	Principal string
+	Account   Account
+	Rights
+}
+
+// List is the composed user list, sorted by key.
+type List struct{ Users []User }
+
+// Left is a principal that is not on the list, and why.
+type Left struct {
+	Principal string
+	Why       string
+}
+
+// ErrEmpty is met by errors.Is when a list would hold nobody.
+var ErrEmpty = errors.New("a user list with no users")
+
+// Compose makes the list. A principal without a credential is left out and named (MEM-3).
+func Compose(ps []Principal) (List, []Left, error) {
+	var l List
+	var left []Left
+	l.Users = make([]User, 0, len(ps))
+	owner := make(map[string]string, len(ps))
+	for _, p := range ps {
+		if p.Key == "" {
+			left = append(left, Left{p.Label(), "it has no credential yet"})
+			continue
+		}
+		if err := credential.CheckUserKey(p.Key); err != nil {
+			left = append(left, Left{p.Label(), err.Error()})
+			continue
+		}
+		if other, taken := owner[p.Key]; taken {
+			return List{}, left, refusal.Newf("the user list", "give one of them a new credential", "%s and %s have one key", other, p.Label())
+		}
+		owner[p.Key] = p.Label()
+		r, err := For(p)
+		if err != nil {
+			return List{}, left, fmt.Errorf("rights of %s: %w", p.Label(), err)
+		}
+		account := Fleet
+		if p.Kind == Coordinator {
+			account = Core
+		}
+		l.Users = append(l.Users, User{p.Key, p.Label(), account, r})
+	}
+	if len(l.Users) == 0 {
+		return List{}, left, fmt.Errorf("compose the user list: %w", ErrEmpty)
+	}
+	slices.SortFunc(l.Users, func(a, b User) int {
+		if a.Key < b.Key {
+			return -1
+		}
+		return 1
+	})
+	return l, left, nil
+}
+
+// Digest is equal for equal lists: an unchanged list causes no reload.
+func (l List) Digest() string {
+	h := sha256.New()
+	var n [4]byte
+	add := func(s string) {
+		binary.BigEndian.PutUint32(n[:], uint32(len(s)))
+		h.Write(n[:]) // a hash never fails
+		h.Write([]byte(s))
+	}
+	for _, u := range l.Users {
+		add(u.Key)
+		add(string(u.Account))
+		for _, s := range u.Publish {
+			add(s)
+		}
+		add("")
+		for _, s := range u.Subscribe {
+			add(s)
+		}
+		add("")
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}
