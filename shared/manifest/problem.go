@@ -49,13 +49,13 @@ func (ps Problems) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Err is ps in the order of the file, or nil when there is none.
+// Err is ps in the order of the file (of the paths, without one), or nil when there is none.
 func (ps Problems) Err() error {
 	if len(ps) == 0 {
 		return nil
 	}
 	slices.SortStableFunc(ps, func(a, b Problem) int {
-		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Col, b.Col))
+		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Col, b.Col), cmp.Compare(a.Path, b.Path), cmp.Compare(a.Want, b.Want))
 	})
 	return ps
 }
