@@ -10,8 +10,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -63,9 +65,10 @@ type Conn struct {
 
 	mu      sync.Mutex // guards the fields below
 	waiters map[string]map[*waiter]struct{}
-	denied  map[string]bool // subscriptions the bus refuses now, said once
+	denied  map[*nats.Subscription]bool // followed subscriptions the bus refused
 	follows map[*nats.Subscription]*follow
-	onUp    []func()
+	onUp    map[int]func()
+	nextUp  int
 	since   time.Time
 	up      bool
 	lastErr error
@@ -90,7 +93,7 @@ func Connect(_ context.Context, o Options) (*Conn, error) {
 		o.Log = slog.New(slog.NewTextHandler(io.Discard, nil))
 	}
 	c := &Conn{principal: o.Principal, log: o.Log, clk: o.Clock, since: o.Clock.Now(),
-		waiters: map[string]map[*waiter]struct{}{}, denied: map[string]bool{}, follows: map[*nats.Subscription]*follow{}}
+		waiters: map[string]map[*waiter]struct{}{}, denied: map[*nats.Subscription]bool{}, follows: map[*nats.Subscription]*follow{}, onUp: map[int]func(){}}
 	opts, err := c.options(o)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the bus: %w", err)
@@ -197,14 +200,22 @@ func (c *Conn) State() (up bool, since time.Time, last error) {
 	return c.up, c.since, c.lastErr
 }
 
-// OnUp calls fn at each connect and reconnect, and now when connected. fn must not block.
-func (c *Conn) OnUp(fn func()) {
+// OnUp calls fn at each connect and reconnect, and now when connected, until remove is called. fn must
+// not block.
+func (c *Conn) OnUp(fn func()) (remove func()) {
 	c.mu.Lock()
-	c.onUp = append(c.onUp, fn)
+	id := c.nextUp
+	c.nextUp++
+	c.onUp[id] = fn
 	up := c.up
 	c.mu.Unlock()
 	if up {
 		fn()
+	}
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.onUp, id)
 	}
 }
 
@@ -218,7 +229,7 @@ func (c *Conn) setUp(up bool, err error) {
 	if err != nil || up {
 		c.lastErr = err
 	}
-	fns := c.onUp
+	fns := slices.Collect(maps.Values(c.onUp))
 	c.mu.Unlock()
 	if changed {
 		c.log.Info("bus link", "up", up, "err", err)

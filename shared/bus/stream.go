@@ -15,14 +15,15 @@ import (
 )
 
 const (
-	controlAge     = 7 * 24 * time.Hour
-	eventsAge      = 7 * 24 * time.Hour
-	controlBytes   = 512 << 20
-	eventsBytes    = 512 << 20
-	ackWait        = 30 * time.Second
-	maxDeliver     = 5
-	maxAckPending  = 8192
-	artifactsBytes = 64 << 30
+	controlAge = 7 * 24 * time.Hour
+	eventsAge  = 7 * 24 * time.Hour
+	// The server reserves these on disk at once, and refuses a stream it could not hold: they must fit a
+	// small machine. ARTIFACTS has no bound of its own but the server's, three quarters of what is free.
+	controlBytes  = 64 << 20
+	eventsBytes   = 128 << 20
+	ackWait       = 30 * time.Second
+	maxDeliver    = 5
+	maxAckPending = 8192
 )
 
 // Streams are the streams of the mesh, on replicas servers (1 or 3). The one derivation, used to
@@ -39,7 +40,6 @@ func Streams(replicas int) []jetstream.StreamConfig {
 	// The first writer of a chunk wins: nobody exchanges content under a digest that is in use. The
 	// coordinator deletes what nothing needs.
 	artifacts.Discard, artifacts.DiscardNewPerSubject, artifacts.DenyDelete = jetstream.DiscardNew, true, false
-	artifacts.MaxBytes = artifactsBytes
 	return []jetstream.StreamConfig{
 		last(subject.Declarations, "the signed declaration of each node", subject.Declaration(subject.Each)),
 		artifacts,

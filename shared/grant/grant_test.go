@@ -1,0 +1,94 @@
+package grant_test
+
+import (
+	"crypto/rand"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"mesh/shared/credential"
+	"mesh/shared/grant"
+	"mesh/shared/subject"
+)
+
+func key(t *testing.T) string {
+	t.Helper()
+	s, err := credential.NewUser(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k, err := s.Public()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+func TestNoListIsEverEmpty(t *testing.T) {
+	for _, p := range []grant.Principal{
+		{Kind: grant.Coordinator}, {Kind: grant.Node, Name: "n1"}, {Kind: grant.Operator, Name: "viewer-of-nothing"}, {Kind: grant.Invitation, Name: "i"},
+	} {
+		r, err := grant.For(p)
+		if err != nil || len(r.Publish) == 0 || len(r.Subscribe) == 0 {
+			t.Errorf("%s: %+v, %v: the server takes an empty list for everything", p.Label(), r, err)
+		}
+	}
+	if _, err := grant.For(grant.Principal{Kind: "pet", Name: "x"}); err == nil {
+		t.Error("a kind nobody knows got rights")
+	}
+	if _, err := grant.For(grant.Principal{Kind: grant.Node, Name: "a.b"}); err == nil {
+		t.Error("a node with a dot got rights")
+	}
+}
+
+func TestNobodyGetsTheBareDirectGetOrAWildcardConsumer(t *testing.T) {
+	for _, p := range []grant.Principal{{Kind: grant.Node, Name: "n1", Artifacts: []string{strings.Repeat("aa", 32)}}, {Kind: grant.Operator, Name: "ada", Verbs: []subject.Verb{"status"}, Upload: true}, {Kind: grant.Invitation, Name: "i"}} {
+		r, err := grant.For(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range r.Publish {
+			if s == "$JS.API.DIRECT.GET.DECLARATIONS" || strings.Contains(s, "CONSUMER") || strings.Contains(s, ">") {
+				t.Errorf("%s may publish %s", p.Label(), s)
+			}
+		}
+	}
+}
+
+func TestCompose(t *testing.T) {
+	n1 := grant.Principal{Kind: grant.Node, Name: "n1", Key: key(t)}
+	core := grant.Principal{Kind: grant.Coordinator, Key: key(t)}
+	l, left, err := grant.Compose([]grant.Principal{n1, core, {Kind: grant.Node, Name: "n2"}, {Kind: grant.Node, Name: "n3", Key: "rubbish"}})
+	if err != nil || len(l.Users) != 2 || len(left) != 2 || left[0].Principal != "node-n2" {
+		t.Fatalf("got %d users, left %v, %v", len(l.Users), left, err)
+	}
+	for _, u := range l.Users {
+		if want := grant.Fleet; (u.Key == core.Key) == (u.Account == want) {
+			t.Errorf("%s is in account %s", u.Principal, u.Account)
+		}
+	}
+	if _, _, err := grant.Compose(nil); !errors.Is(err, grant.ErrEmpty) {
+		t.Errorf("an empty list: %v", err)
+	}
+	n2 := grant.Principal{Kind: grant.Node, Name: "n2", Key: n1.Key}
+	if _, _, err := grant.Compose([]grant.Principal{n1, n2}); err == nil || !strings.Contains(err.Error(), "one key") {
+		t.Errorf("one key twice: %v", err)
+	}
+	again, _, err := grant.Compose([]grant.Principal{core, n1})
+	if err != nil || again.Digest() != l.Digest() {
+		t.Error("the order of the records changed the list")
+	}
+	n1.Artifacts = []string{strings.Repeat("aa", 32)}
+	more, _, err := grant.Compose([]grant.Principal{core, n1})
+	if err != nil || more.Digest() == l.Digest() {
+		t.Error("another right did not change the digest")
+	}
+}
+
+func TestExportsAreSortedOutByKind(t *testing.T) {
+	i := slices.IndexFunc(grant.Exports(), func(e grant.Export) bool { return e.Stream && e.Share })
+	if i >= 0 {
+		t.Errorf("%+v: only a service can be shared", grant.Exports()[i])
+	}
+}

@@ -1,0 +1,155 @@
+// Package verb binds a verb of a seat to the bus: one place that decodes strictly, bounds the time,
+// answers, turns a refusal into the answer and writes the one log line (style.md, Bus). The verb sees
+// typed values. Who asks is known from the bus itself, never from what the caller writes (CAL-0).
+package verb
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"mesh/shared/bus"
+	"mesh/shared/refusal"
+	"mesh/shared/strict"
+	"mesh/shared/subject"
+)
+
+// Bound is how long a verb may work before its caller is told that it failed.
+const Bound = 10 * time.Second
+
+// Reply is what travels back.
+type Reply struct {
+	Answer  json.RawMessage  `json:"answer,omitempty"`
+	Refused *refusal.Refusal `json:"refused,omitempty"`
+	Failed  string           `json:"failed,omitempty"`
+}
+
+// Caller is who asks, as the bus authenticated it.
+type Caller struct {
+	// Key is the public NKEY of the caller's user; empty when the bus did not say.
+	Key string
+}
+
+// Handler answers one ask. A refusal.Refusal reaches the caller as such.
+type Handler func(ctx context.Context, who Caller, args []byte) (any, error)
+
+// ErrFailed is met by errors.Is when the holder tried and failed.
+var ErrFailed = errors.New("the verb failed")
+
+// Call asks verb v of seat s and decodes the answer. The caller's ctx bounds it.
+func Call(ctx context.Context, c *bus.Conn, s subject.Seat, v subject.Verb, args, answer any) error {
+	return CallAt(ctx, c, subject.Tool(s, v), string(s), args, answer)
+}
+
+// CallAt is Call at any subject; holder names who should answer there.
+func CallAt(ctx context.Context, c *bus.Conn, at, holder string, args, answer any) error {
+	b, err := json.Marshal(args)
+	if err != nil {
+		return fmt.Errorf("encode the ask: %w", err)
+	}
+	m := nats.NewMsg(at)
+	m.Data = b
+	got, err := c.Ask(ctx, m)
+	switch {
+	case errors.Is(err, nats.ErrNoResponders):
+		return fmt.Errorf("%w: %w", nats.ErrNoResponders, refusal.New("the ask", "nobody holds "+holder+" now", "start the coordinator: systemctl status mesh-coordinator on its machine"))
+	case errors.Is(err, bus.ErrRefused):
+		return fmt.Errorf("%w: %w", bus.ErrRefused, refusal.New("the ask "+at, "this credential may not ask it", "use a credential whose role may, or ask an admin: mesh-coordinator operator issue"))
+	case err != nil:
+		return err
+	}
+	var r Reply
+	if err := json.Unmarshal(got.Data, &r); err != nil {
+		return fmt.Errorf("the answer of %s is not understood: %w", holder, err)
+	}
+	switch {
+	case r.Refused != nil:
+		return r.Refused
+	case r.Failed != "":
+		return fmt.Errorf("%w: %s", ErrFailed, r.Failed)
+	case answer == nil || len(r.Answer) == 0:
+		return nil
+	}
+	// An answer may have fields this program does not know yet: they are only ever added.
+	if err := json.Unmarshal(r.Answer, answer); err != nil {
+		return fmt.Errorf("the answer of %s is not understood: %w", holder, err)
+	}
+	return nil
+}
+
+// Typed makes a Handler of a function of values: the arguments are decoded strictly before anything
+// runs, and a refusal names the field (SEA-10).
+func Typed[A, R any](fn func(ctx context.Context, who Caller, args A) (R, error)) Handler {
+	return func(ctx context.Context, who Caller, b []byte) (any, error) {
+		var args A
+		if len(bytes.TrimSpace(b)) > 0 {
+			if err := strict.Decode(b, &args); err != nil {
+				return nil, refusal.New("the arguments", err.Error(), "see the verb's schema: mesh-coordinator tool list")
+			}
+		}
+		return fn(ctx, who, args)
+	}
+}
+
+// Serve answers on subject at (in queue) until ctx ends; asks run side by side, at most workers of them,
+// and Serve waits for those under way. A full house makes the bus wait, which the caller's bound ends.
+func Serve(ctx context.Context, c *bus.Conn, at, queue string, workers int, log *slog.Logger, h Handler) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	room := make(chan struct{}, workers)
+	return c.Follow(ctx, at, queue, func(m *nats.Msg) {
+		select {
+		case room <- struct{}{}:
+		case <-ctx.Done():
+			return
+		}
+		wg.Add(1)
+		go func() { // ends with its ask, within Bound; Serve waits for it
+			defer func() { <-room; wg.Done() }()
+			answer(ctx, m, log, h)
+		}()
+	}, nil)
+}
+
+func answer(ctx context.Context, m *nats.Msg, log *slog.Logger, h Handler) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), Bound)
+	defer cancel()
+	who := callerOf(m)
+	v, err := h(ctx, who, m.Data)
+	var r Reply
+	if err == nil {
+		r.Answer, err = json.Marshal(v)
+	}
+	if err != nil {
+		r = Reply{Refused: refusal.Of(err)}
+		if r.Refused == nil {
+			r.Failed = err.Error()
+		}
+		log.Info("verb", "subject", m.Subject, "caller", who.Key, "err", err)
+	}
+	b, err := json.Marshal(r)
+	if err == nil {
+		err = m.Respond(b)
+	}
+	if err != nil && !errors.Is(err, nats.ErrMsgNoReply) {
+		log.Warn("verb: no answer could be sent", "subject", m.Subject, "err", err)
+	}
+}
+
+// callerOf reads the header the server adds on a shared import, and overwrites when forged.
+func callerOf(m *nats.Msg) Caller {
+	var info struct {
+		User string `json:"user"`
+	}
+	if h := m.Header.Get("Nats-Request-Info"); h != "" && json.Unmarshal([]byte(h), &info) == nil {
+		return Caller{Key: info.User}
+	}
+	return Caller{}
+}
