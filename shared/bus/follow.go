@@ -13,6 +13,9 @@ import (
 // it is composed within seconds.
 const followPause = 5 * time.Second
 
+// leaveBound is how long the end of a subscription may take.
+const leaveBound = time.Second
+
 // follow is a subscription that outlives refusals and reconnects.
 type follow struct {
 	look chan struct{} // capacity 1: one look pending is enough
@@ -82,6 +85,10 @@ func (c *Conn) hold(ctx context.Context, f *follow, sub, queue string, h Handler
 		c.mu.Unlock()
 		if e := s.Unsubscribe(); e != nil && !errors.Is(e, nats.ErrBadSubscription) && !errors.Is(e, nats.ErrConnectionClosed) && err == nil {
 			err = e
+		}
+		// The bus knows before Follow returns: who asks now hears "nobody" at once. Away, it knows already.
+		if e := c.nc.FlushTimeout(leaveBound); e != nil && c.nc.IsConnected() {
+			c.log.Debug("bus: leaving a subscription", "subject", sub, "err", e)
 		}
 	}()
 	f.kick()
