@@ -1,0 +1,213 @@
+package firewall
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/google/nftables"
+	"golang.org/x/sys/unix"
+)
+
+// differs says in a few words where the kernel's table is not t, or "" when it is exactly t.
+// Counters do not count.
+func (t Table) differs(have *found) string {
+	if have == nil {
+		return "the table is gone"
+	}
+	if have.flags&unix.NFT_TABLE_F_DORMANT != 0 {
+		return "the table is dormant"
+	}
+	for _, s := range t.sets {
+		if why := s.differs(have.set(s.name)); why != "" {
+			return "set " + s.name + ": " + why
+		}
+	}
+	for _, s := range have.sets {
+		if !slices.ContainsFunc(t.sets, func(w set) bool { return w.name == s.name }) {
+			return fmt.Sprintf("set %s is not mesh's", s.name)
+		}
+	}
+	for _, c := range t.chains {
+		if why := c.differs(have.chain(c.name)); why != "" {
+			return "chain " + c.name + ": " + why
+		}
+	}
+	for _, c := range have.chains {
+		if !slices.ContainsFunc(t.chains, func(w chain) bool { return w.name == c.name }) {
+			return fmt.Sprintf("chain %s is not mesh's", c.name)
+		}
+	}
+	return ""
+}
+
+// sameShape reports whether have can be filled instead of made anew.
+func (s set) sameShape(have *foundSet) bool {
+	return have != nil && have.flags == s.flags() && have.key == s.kind.key && have.len == s.kind.size
+}
+
+func (s set) differs(have *foundSet) string {
+	if have == nil {
+		return "is gone"
+	}
+	if !s.sameShape(have) {
+		return "has another type"
+	}
+	order := func(a, b entry) int {
+		return cmp.Or(bytes.Compare(a.key, b.key), cmp.Compare(flag(a.end), flag(b.end)))
+	}
+	want, got := s.entries(), slices.Clone(have.entries)
+	slices.SortFunc(want, order)
+	slices.SortFunc(got, order)
+	// nft opens an interval set with an end at zero, which holds nothing.
+	if len(got) > 0 && got[0].end && len(bytes.Trim(got[0].key, "\x00")) == 0 {
+		got = got[1:]
+	}
+	if len(want) != len(got) {
+		return fmt.Sprintf("has %d elements instead of %d", s.count(got), s.count(want))
+	}
+	for i := range want {
+		if order(want[i], got[i]) != 0 {
+			return "has other elements"
+		}
+	}
+	return ""
+}
+
+func (s set) count(e []entry) int {
+	n := 0
+	for _, x := range e {
+		if !x.end {
+			n++
+		}
+	}
+	return n
+}
+
+func flag(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// sameHook reports whether have hangs where c should; that cannot be changed in place.
+func (c chain) sameHook(have *foundChain) bool {
+	if c.hook == hookNone {
+		return !have.based
+	}
+	return have.based && have.hook == c.hook.number() && have.priority == priority && have.typ == string(nftables.ChainTypeFilter)
+}
+
+func (c chain) differs(have *foundChain) string {
+	switch {
+	case have == nil:
+		return "is gone"
+	case !c.sameHook(have):
+		return "has another hook or priority"
+	case have.based && have.policy != uint32(nftables.ChainPolicyAccept):
+		return "has another policy"
+	case len(have.rules) != len(c.lines):
+		return fmt.Sprintf("has %d rules instead of %d", len(have.rules), len(c.lines))
+	}
+	var w wire
+	for i, l := range c.lines {
+		w.b = w.b[:0]
+		w.expressions(l)
+		if !bytes.Equal(l.userData(), have.rules[i].userData) || !sameExpressions(w.b, have.rules[i].expressions) {
+			return fmt.Sprintf("rule %d is another", i+1)
+		}
+	}
+	return ""
+}
+
+// sameExpressions compares the expressions of two rules as mesh writes them and as the kernel lists
+// them: there in another order of attributes, and with those that are zero filled in.
+func sameExpressions(want, have []byte) bool {
+	w, h := list(want), list(have)
+	if len(w) != len(h) {
+		return false
+	}
+	for i := range w {
+		wName, wData := expression(w[i].value)
+		hName, hData := expression(h[i].value)
+		if wName != hName || wName != "counter" && !sameAttributes(wData, hData) {
+			return false
+		}
+	}
+	return true
+}
+
+func expression(b []byte) (name string, data []byte) {
+	for typ, v := range attributes(b) {
+		switch typ {
+		case unix.NFTA_EXPR_NAME:
+			name = text(v)
+		case unix.NFTA_EXPR_DATA:
+			data = v
+		}
+	}
+	return name, data
+}
+
+type attribute struct {
+	typ   uint16
+	value []byte
+}
+
+func list(b []byte) []attribute {
+	var out []attribute
+	for typ, v := range attributes(b) {
+		out = append(out, attribute{typ, v})
+	}
+	return out
+}
+
+// sameAttributes compares by type. What only one side has must be zero. Nested attributes of an
+// expression hold one value or one verdict, whose bytes both sides write alike.
+func sameAttributes(want, have []byte) bool {
+	w, h := list(want), list(have)
+	zero := func(b []byte) bool { return len(bytes.Trim(b, "\x00")) == 0 }
+	find := func(in []attribute, typ uint16) []byte {
+		for _, a := range in {
+			if a.typ == typ {
+				return a.value
+			}
+		}
+		return nil
+	}
+	for _, a := range w {
+		got := find(h, a.typ)
+		if got == nil && zero(a.value) {
+			continue
+		}
+		if !sameValue(a.value, got) {
+			return false
+		}
+	}
+	for _, a := range h {
+		if find(w, a.typ) == nil && !zero(a.value) {
+			return false
+		}
+	}
+	return true
+}
+
+// sameValue compares two values, or two nested attributes whatever order and flag of nesting the
+// kernel gave them. Kernels differ in setting that flag.
+func sameValue(want, have []byte) bool {
+	if bytes.Equal(want, have) {
+		return true
+	}
+	w, h := list(want), list(have)
+	if len(want) < 8 || len(want) != len(have) || len(w) == 0 || len(w) != len(h) {
+		return false
+	}
+	for i := range w {
+		if w[i].typ != h[i].typ || !sameValue(w[i].value, h[i].value) {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,377 @@
+package firewall
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"mesh/shared/clock"
+	"mesh/shared/refusal"
+)
+
+const (
+	// handoverTable holds the same rules while TableName itself has to be made anew, so that there
+	// is no instant without one of them.
+	handoverTable = TableName + "-handover"
+	// warmUpTable makes the kernel track connections before the first load.
+	warmUpTable = TableName + "-warmup"
+	// warmUp is how long it does: a flow that only receives is known after its next packet.
+	warmUp = 2 * time.Second
+)
+
+// Driver writes and reads mesh's table in the network namespace it was opened in. One method works
+// at a time, the others wait.
+type Driver struct {
+	clock  clock.Clock
+	socket *socket
+	turn   chan struct{} // holds one token: whoever has it uses the fields below
+	flags  uint32        // those to give the table: owner and persist, or none
+	loaded bool          // this Driver has loaded a table before
+	seen   uint32        // generation in which the kernel held seenDigest, 0 for none
+	digest string
+}
+
+// Option changes what Open makes.
+type Option func(*Driver)
+
+// WithClock sets the clock for the warm-up of a first load; without it that is the machine's.
+func WithClock(c clock.Clock) Option { return func(d *Driver) { d.clock = c } }
+
+// WithoutOwner leaves the table open to everybody, as kernels before 6.9 do.
+func WithoutOwner() Option { return func(d *Driver) { d.flags = 0 } }
+
+// Open returns a Driver for the network namespace of the calling thread. Where the kernel knows it
+// (6.9), tables it loads belong to it alone until Close, and outlive it (NET-6).
+func Open(options ...Option) (*Driver, error) {
+	s, err := openSocket()
+	if err != nil {
+		return nil, fmt.Errorf("open netfilter: %w", err)
+	}
+	d := &Driver{clock: clock.Real(), socket: s, turn: make(chan struct{}, 1)}
+	d.turn <- struct{}{}
+	if d.flags, err = s.ownership(); err != nil {
+		return nil, errors.Join(fmt.Errorf("open netfilter: %w", err), s.close())
+	}
+	for _, o := range options {
+		o(d)
+	}
+	return d, nil
+}
+
+// ownership asks the kernel whether it knows owned tables that persist, by a transaction that fails
+// in any case.
+func (s *socket) ownership() (flags uint32, err error) {
+	const probe = TableName + "-probe"
+	var w wire
+	w.begin(0)
+	w.newTable(probe, tableOwner|tablePersist)
+	w.simple(unix.NFT_MSG_DELCHAIN, probe, "never")
+	w.acknowledge()
+	w.end()
+	err = s.commit(w.b)
+	switch {
+	case errors.Is(err, unix.EOPNOTSUPP):
+		return 0, nil
+	case errors.Is(err, unix.ENOENT):
+		return tableOwner | tablePersist, nil
+	}
+	return 0, fmt.Errorf("ask for owned tables: %w", err)
+}
+
+// Close gives the table up: it stays in force, and the next Driver takes it over.
+func (d *Driver) Close() error {
+	<-d.turn
+	defer func() { d.turn <- struct{}{} }()
+	return d.socket.close()
+}
+
+// take waits for the turn.
+func (d *Driver) take(ctx context.Context) (give func(), err error) {
+	select {
+	case <-d.turn:
+		return func() { d.turn <- struct{}{} }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// Load puts t in force in one transaction, in place. A first load on a machine that tracks no
+// connections waits two seconds, so that flows under way are known (NET-6).
+func (d *Driver) Load(ctx context.Context, t Table) error {
+	if len(t.chains) == 0 {
+		return errors.New("load packet filter: an empty table")
+	}
+	give, err := d.take(ctx)
+	if err != nil {
+		return err
+	}
+	defer give()
+	if err := d.load(ctx, t); err != nil {
+		return fmt.Errorf("load packet filter: %w", err)
+	}
+	d.loaded = true
+	return nil
+}
+
+// load has the turn.
+func (d *Driver) load(ctx context.Context, t Table) error {
+	have, _, err := d.steadyLayout(TableName)
+	if err != nil {
+		return err
+	}
+	if have != nil && have.owner != 0 && have.owner != d.socket.port {
+		return refusal.New("the table inet "+TableName, fmt.Sprintf("it belongs to another process (netlink port %d)", have.owner),
+			"stop the other mesh-agent of this network namespace")
+	}
+	if have == nil && !d.loaded && !trackingConnections() {
+		if err := d.warm(ctx); err != nil {
+			return err
+		}
+	}
+	if d.mustRemake(have, t) {
+		err = d.handover(t)
+	} else {
+		err = d.replace(TableName, d.flags, t)
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.drop(warmUpTable), d.drop(handoverTable))
+}
+
+// mustRemake reports whether have cannot become t in place: the hook of a chain is fixed, and a
+// table without an owner cannot get one, but for an orphan.
+func (d *Driver) mustRemake(have *found, t Table) bool {
+	if have == nil {
+		return false
+	}
+	if d.flags != 0 && have.flags&tablePersist == 0 || d.flags == 0 && have.flags&(tableOwner|tablePersist) != 0 {
+		return true
+	}
+	for _, c := range t.chains {
+		if got := have.chain(c.name); got != nil && !c.sameHook(got) {
+			return true
+		}
+	}
+	return false
+}
+
+// handover makes the table anew while a second one with the same rules is in force: only what both
+// let in passes, and what neither does never did.
+func (d *Driver) handover(t Table) error {
+	if err := d.replace(handoverTable, 0, t); err != nil {
+		return fmt.Errorf("hand over: %w", err)
+	}
+	if err := d.drop(TableName); err != nil {
+		return fmt.Errorf("hand over: %w", err)
+	}
+	return d.replace(TableName, d.flags, t)
+}
+
+// replace is the transaction: the table and its chains stay, rules and elements are exchanged. It
+// names the generation it was made for, so that nobody's change in between is missed.
+func (d *Driver) replace(name string, flags uint32, t Table) error {
+	for range 10 {
+		have, generation, err := d.steadyLayout(name)
+		if err != nil {
+			return err
+		}
+		err = d.socket.commit(exchange(name, flags, generation, have, t))
+		if errors.Is(err, unix.ERESTART) {
+			continue
+		}
+		d.seen, d.digest = 0, ""
+		if errors.Is(err, unix.ENOBUFS) { // the answer is lost, not the transaction
+			return d.judge(name, t)
+		}
+		if err != nil {
+			return err
+		}
+		if name == TableName {
+			d.seen, d.digest = generation+1, t.Digest()
+		}
+		return nil
+	}
+	return errTorn
+}
+
+// judge reads back what became of a transaction whose answer was lost.
+func (d *Driver) judge(name string, t Table) error {
+	have, err := d.socket.read(name)
+	if err != nil {
+		return err
+	}
+	if why := t.differs(have); why != "" {
+		return errors.New("the kernel's answer was lost, and " + why)
+	}
+	return nil
+}
+
+func exchange(name string, flags, generation uint32, have *found, t Table) []byte {
+	var w wire
+	w.begin(generation)
+	w.newTable(name, flags)
+	if have == nil {
+		have = &found{}
+	} else {
+		w.simple(unix.NFT_MSG_DELRULE, name, "")
+	}
+	for i := range have.sets {
+		s := &have.sets[i]
+		if s.flags&unix.NFT_SET_ANONYMOUS == 0 && !t.keeps(s) { // anonymous ones go with their rule
+			w.simple(unix.NFT_MSG_DELSET, name, s.name)
+		}
+	}
+	for _, c := range have.chains {
+		if t.chain(c.name) == nil {
+			w.simple(unix.NFT_MSG_DELCHAIN, name, c.name)
+		}
+	}
+	for i, s := range t.sets {
+		if s.sameShape(have.set(s.name)) {
+			w.simple(unix.NFT_MSG_DELSETELEM, name, s.name)
+		} else {
+			w.newSet(name, s, uint32(i+1))
+		}
+		w.newElements(name, s)
+	}
+	for _, c := range t.chains {
+		w.newChain(name, c)
+	}
+	for _, c := range t.chains {
+		for _, l := range c.lines {
+			w.newRule(name, c.name, l)
+		}
+	}
+	w.acknowledge()
+	w.end()
+	return w.b
+}
+
+func (t Table) keeps(s *foundSet) bool {
+	for _, want := range t.sets {
+		if want.name == s.name {
+			return want.sameShape(s)
+		}
+	}
+	return false
+}
+
+func (t Table) chain(name string) *chain {
+	for i := range t.chains {
+		if t.chains[i].name == name {
+			return &t.chains[i]
+		}
+	}
+	return nil
+}
+
+func (d *Driver) steadyLayout(name string) (have *found, generation uint32, err error) {
+	generation, err = d.socket.steady(func() (err error) {
+		have, err = d.socket.layout(name)
+		return err
+	})
+	return have, generation, err
+}
+
+// Differs says in a few words where the kernel's table is not exactly want, and "" where it is. When
+// nobody has committed anything since the last look, that costs one question (a few microseconds).
+func (d *Driver) Differs(ctx context.Context, want Table) (string, error) {
+	give, err := d.take(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer give()
+	digest := want.Digest()
+	generation, err := d.socket.generation()
+	if err != nil {
+		return "", fmt.Errorf("read packet filter: %w", err)
+	}
+	if generation == d.seen && digest == d.digest {
+		return "", nil
+	}
+	var have *found
+	generation, err = d.socket.steady(func() (err error) {
+		have, err = d.socket.read(TableName)
+		return err
+	})
+	if err != nil {
+		return "", fmt.Errorf("read packet filter: %w", err)
+	}
+	if why := want.differs(have); why != "" {
+		return why, nil
+	}
+	if d.flags != 0 && have.owner != d.socket.port {
+		return "nobody owns the table", nil
+	}
+	d.seen, d.digest = generation, digest
+	return "", nil
+}
+
+// Delete removes mesh's table and whatever a load that was cut short left behind.
+func (d *Driver) Delete(ctx context.Context) error {
+	give, err := d.take(ctx)
+	if err != nil {
+		return err
+	}
+	defer give()
+	d.seen = 0
+	if err := errors.Join(d.drop(TableName), d.drop(handoverTable), d.drop(warmUpTable)); err != nil {
+		return fmt.Errorf("delete packet filter: %w", err)
+	}
+	return nil
+}
+
+// drop deletes a table if it is there.
+func (d *Driver) drop(name string) error {
+	have, _, err := d.steadyLayout(name)
+	if have == nil || err != nil {
+		return err
+	}
+	var w wire
+	w.begin(0)
+	w.simple(unix.NFT_MSG_DELTABLE, name, "")
+	w.acknowledge()
+	w.end()
+	d.seen = 0
+	if err := d.socket.commit(w.b); err != nil && !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	return nil
+}
+
+// trackingConnections reports whether the kernel knows connections of this network namespace: then
+// some rule already uses conntrack.
+func trackingConnections() bool {
+	b, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_count")
+	if err != nil {
+		return false
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	return err == nil && n > 0
+}
+
+// warm makes the kernel track connections for two seconds by rules that accept everything. Without
+// it the next packet of a download under way looks like a new connection from outside.
+func (d *Driver) warm(ctx context.Context) error {
+	match := []term{ctState("established,related", ctEstablished|ctRelated)}
+	t := Table{chains: []chain{
+		{name: "input", hook: hookInput, lines: []line{{match: match, verdict: accept}}},
+		{name: "forward", hook: hookForward, lines: []line{{match: match, verdict: accept}}},
+	}}
+	if err := d.replace(warmUpTable, 0, t); err != nil {
+		return fmt.Errorf("warm up: %w", err)
+	}
+	select {
+	case <-d.clock.After(warmUp):
+		return nil
+	case <-ctx.Done():
+		return errors.Join(ctx.Err(), d.drop(warmUpTable))
+	}
+}
