@@ -1,0 +1,112 @@
+package state
+
+import (
+	"context"
+	"crypto/sha256"
+	"database/sql"
+	"encoding/hex"
+	"fmt"
+	"strconv"
+	"time"
+)
+
+// Phase is how far the making of a thing came.
+type Phase string
+
+// The phases.
+const (
+	Intended Phase = "intended" // about to be made or changed; it may be there already
+	Done     Phase = "done"     // there
+)
+
+// Row is one thing mesh put on the machine, or is about to.
+type Row struct {
+	// ID is the resource's: "file:/etc/notes.conf", "unit:mesh-notes-web.service", "dir:/srv/notes".
+	ID, Module, Kind string
+	Phase            Phase
+	// Made: mesh made it, and may remove it. False for what was there already and adopted.
+	Made bool
+	// Keep: it outlives its declaration (data directories, users).
+	Keep bool
+	// Sum is what mesh last left there, Want what an intent is about to put there; SHA-256 in hex.
+	Sum, Want string
+	// Trigger is what a unit was last started with, WantTrigger what an intent is about to start it with.
+	Trigger, WantTrigger string
+	At                   time.Time
+}
+
+// mark lets a row whose bytes rotted allow no removal: SQLite notices no flipped bit inside a row
+// (facts/host.md §5.4).
+func (r Row) mark() string {
+	sum := sha256.Sum256([]byte(r.ID + "\x00" + r.Module + "\x00" + r.Kind + "\x00" + strconv.FormatBool(r.Made) + "\x00" + strconv.FormatBool(r.Keep)))
+	return hex.EncodeToString(sum[:8])
+}
+
+// Ledger is every row, by id.
+func (s *Store) Ledger(ctx context.Context) ([]Row, error) {
+	rows, err := query(ctx, s.db, func(rows *sql.Rows) (r Row, err error) {
+		var at int64
+		var mark string
+		err = rows.Scan(&r.ID, &r.Module, &r.Kind, &r.Phase, &r.Made, &r.Keep, &r.Sum, &r.Want, &r.Trigger, &r.WantTrigger, &at, &mark)
+		if mark != r.mark() {
+			r.Made, r.Keep = false, true
+		}
+		r.At = time.UnixMilli(at).UTC()
+		return r, err
+	}, `SELECT id, module, kind, phase, made, keep, sum, want, trigger, want_trigger, at, mark FROM ledger ORDER BY id`)
+	if err != nil {
+		return nil, fmt.Errorf("read the ledger: %w", err)
+	}
+	return rows, nil
+}
+
+// Batch is a set of outcomes, written together.
+type Batch struct {
+	Put    []Row
+	Delete []string
+}
+
+// Done writes what became of intents, lazily: after a power cut they are found again by looking.
+func (s *Store) Done(ctx context.Context, b Batch) error {
+	if len(b.Put) == 0 && len(b.Delete) == 0 {
+		return nil
+	}
+	now := s.clock.Now()
+	err := s.db.WriteLazy(ctx, func(tx *sql.Tx) error {
+		for _, id := range b.Delete {
+			if _, err := tx.ExecContext(ctx, `DELETE FROM ledger WHERE id = ?`, id); err != nil {
+				return err
+			}
+		}
+		return putRows(ctx, tx, b.Put, now)
+	})
+	if err != nil {
+		return fmt.Errorf("write the ledger: %w", err)
+	}
+	return nil
+}
+
+// Intend writes intents that come with no declaration: of a repair, or of what could not be done before.
+func (s *Store) Intend(ctx context.Context, rows []Row) error { return s.Done(ctx, Batch{Put: rows}) }
+
+func putRows(ctx context.Context, tx *sql.Tx, rows []Row, now time.Time) (err error) {
+	if len(rows) == 0 {
+		return nil
+	}
+	put, err := tx.PrepareContext(ctx, `INSERT INTO ledger
+		(id, module, kind, phase, made, keep, sum, want, trigger, want_trigger, at, mark) VALUES (?,?,?,?,?,?,?,?,?,?,?,?)
+		ON CONFLICT (id) DO UPDATE SET module = excluded.module, kind = excluded.kind, phase = excluded.phase, made = excluded.made,
+		keep = excluded.keep, sum = excluded.sum, want = excluded.want, trigger = excluded.trigger,
+		want_trigger = excluded.want_trigger, at = excluded.at, mark = excluded.mark`)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = put.Close() }() // the transaction's end closes it anyway
+	for _, r := range rows {
+		if _, err := put.ExecContext(ctx, r.ID, r.Module, r.Kind, string(r.Phase), r.Made, r.Keep, r.Sum, r.Want, r.Trigger, r.WantTrigger,
+			now.UnixMilli(), r.mark()); err != nil {
+			return fmt.Errorf("%s: %w", r.ID, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,72 @@
+-- What an agent has to know across restarts. Times are Unix milliseconds, UTC.
+
+CREATE TABLE declaration (
+  seq      INTEGER PRIMARY KEY,
+  digest   TEXT    NOT NULL,
+  signed   BLOB    NOT NULL,
+  accepted INTEGER NOT NULL
+) STRICT;
+
+-- Everything mesh put on the machine, or is about to. mark guards the fields that allow a removal.
+CREATE TABLE ledger (
+  id           TEXT    PRIMARY KEY,
+  module       TEXT    NOT NULL,
+  kind         TEXT    NOT NULL,
+  phase        TEXT    NOT NULL CHECK (phase IN ('intended', 'done')),
+  made         INTEGER NOT NULL CHECK (made IN (0, 1)),
+  keep         INTEGER NOT NULL CHECK (keep IN (0, 1)),
+  sum          TEXT    NOT NULL,
+  want         TEXT    NOT NULL,
+  trigger      TEXT    NOT NULL,
+  want_trigger TEXT    NOT NULL,
+  at           INTEGER NOT NULL,
+  mark         TEXT    NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE outbox (
+  n       INTEGER PRIMARY KEY AUTOINCREMENT,
+  id      TEXT    NOT NULL UNIQUE,
+  subject TEXT    NOT NULL,
+  kind    TEXT    NOT NULL,
+  body    BLOB    NOT NULL,
+  at      INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE module (
+  name     TEXT    PRIMARY KEY,
+  build    TEXT    NOT NULL,
+  state    TEXT    NOT NULL,
+  detail   TEXT    NOT NULL,
+  since    INTEGER NOT NULL,
+  restarts INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE problem (
+  n    INTEGER PRIMARY KEY AUTOINCREMENT,
+  at   INTEGER NOT NULL,
+  text TEXT    NOT NULL
+) STRICT;
+
+CREATE TABLE history (
+  n       INTEGER PRIMARY KEY AUTOINCREMENT,
+  seq     INTEGER NOT NULL,
+  outcome TEXT    NOT NULL,
+  why     TEXT    NOT NULL,
+  steps   INTEGER NOT NULL,
+  took    INTEGER NOT NULL,
+  at      INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE drift (
+  n        INTEGER PRIMARY KEY AUTOINCREMENT,
+  module   TEXT    NOT NULL,
+  thing    TEXT    NOT NULL,
+  what     TEXT    NOT NULL,
+  repaired INTEGER NOT NULL,
+  at       INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE meta (
+  key   TEXT PRIMARY KEY,
+  value BLOB NOT NULL
+) STRICT, WITHOUT ROWID;

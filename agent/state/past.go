@@ -1,0 +1,191 @@
+package state
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"mesh/shared/report"
+	"mesh/shared/subject"
+)
+
+// The bounds of what is remembered.
+const (
+	MaxProblems = 100
+	MaxHistory  = 200
+	MaxDrift    = 200
+)
+
+// SetModules keeps how every module is, lazily; a module that is not named is forgotten. Since is kept
+// while State stays the same. What is equal is not written. It reports whether anything changed.
+func (s *Store) SetModules(ctx context.Context, modules []report.Module) (changed bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	next := make(map[string]report.Module, len(modules))
+	now := s.clock.Now().UnixMilli()
+	for _, m := range modules {
+		m.Since = now
+		if old, ok := s.modules[string(m.Name)]; ok && old.State == m.State {
+			m.Since = old.Since
+		}
+		next[string(m.Name)] = m
+	}
+	if maps.Equal(s.modules, next) {
+		return false, nil
+	}
+	err = s.db.WriteLazy(ctx, func(tx *sql.Tx) error {
+		for name := range s.modules {
+			if _, ok := next[name]; !ok {
+				if _, err := tx.ExecContext(ctx, `DELETE FROM module WHERE name = ?`, name); err != nil {
+					return err
+				}
+			}
+		}
+		for name, m := range next {
+			if s.modules[name] == m {
+				continue
+			}
+			if _, err := tx.ExecContext(ctx, `INSERT INTO module (name, build, state, detail, since, restarts) VALUES (?,?,?,?,?,?)
+				ON CONFLICT (name) DO UPDATE SET build = excluded.build, state = excluded.state, detail = excluded.detail,
+				since = excluded.since, restarts = excluded.restarts`,
+				name, m.Build, string(m.State), m.Detail, m.Since, m.Restarts); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return false, fmt.Errorf("write the modules' states: %w", err)
+	}
+	s.modules = next
+	return true, nil
+}
+
+// Modules is how every module is, by name. It costs no query.
+func (s *Store) Modules() []report.Module {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := slices.Collect(maps.Values(s.modules))
+	slices.SortFunc(out, func(a, b report.Module) int {
+		if a.Name < b.Name {
+			return -1
+		}
+		return 1
+	})
+	return out
+}
+
+// loadModules holds mu.
+func (s *Store) loadModules(ctx context.Context) error {
+	all, err := query(ctx, s.db, func(rows *sql.Rows) (m report.Module, err error) {
+		err = rows.Scan(&m.Name, &m.Build, &m.State, &m.Detail, &m.Since, &m.Restarts)
+		return m, err
+	}, `SELECT name, build, state, detail, since, restarts FROM module`)
+	s.modules = make(map[string]report.Module, len(all))
+	for _, m := range all {
+		s.modules[string(m.Name)] = m
+	}
+	return err
+}
+
+// AddProblem remembers one line for a person, lazily. The same line as the newest one is not repeated.
+func (s *Store) AddProblem(ctx context.Context, text string) error {
+	err := s.db.WriteLazy(ctx, func(tx *sql.Tx) error {
+		var last string
+		err := tx.QueryRowContext(ctx, `SELECT text FROM problem ORDER BY n DESC LIMIT 1`).Scan(&last)
+		if err != nil && !errors.Is(err, sql.ErrNoRows) {
+			return err
+		}
+		if last == text {
+			return nil
+		}
+		return s.ring(ctx, tx, "problem", MaxProblems, `INSERT INTO problem (at, text) VALUES (?, ?)`, s.clock.Now().UnixMilli(), text)
+	})
+	if err != nil {
+		return fmt.Errorf("remember a problem: %w", err)
+	}
+	return nil
+}
+
+// Problems are the last n, newest first.
+func (s *Store) Problems(ctx context.Context, n int) ([]report.Problem, error) {
+	return query(ctx, s.db, func(rows *sql.Rows) (p report.Problem, err error) {
+		err = rows.Scan(&p.At, &p.Text)
+		return p, err
+	}, `SELECT at, text FROM problem ORDER BY n DESC LIMIT ?`, n)
+}
+
+// Past is one apply that happened.
+type Past struct {
+	Seq     uint64
+	Outcome report.Outcome
+	Why     string
+	Steps   int
+	Took    time.Duration
+	At      time.Time
+}
+
+// AddHistory remembers an apply, lazily.
+func (s *Store) AddHistory(ctx context.Context, p Past) error {
+	err := s.db.WriteLazy(ctx, func(tx *sql.Tx) error {
+		return s.ring(ctx, tx, "history", MaxHistory, `INSERT INTO history (seq, outcome, why, steps, took, at) VALUES (?,?,?,?,?,?)`,
+			int64(p.Seq), string(p.Outcome), p.Why, p.Steps, p.Took.Milliseconds(), s.clock.Now().UnixMilli())
+	})
+	if err != nil {
+		return fmt.Errorf("remember an apply: %w", err)
+	}
+	return nil
+}
+
+// History is the last n applies, newest first.
+func (s *Store) History(ctx context.Context, n int) ([]Past, error) {
+	return query(ctx, s.db, func(rows *sql.Rows) (p Past, err error) {
+		var took, at int64
+		err = rows.Scan(&p.Seq, &p.Outcome, &p.Why, &p.Steps, &took, &at)
+		p.Took, p.At = time.Duration(took)*time.Millisecond, time.UnixMilli(at).UTC()
+		return p, err
+	}, `SELECT seq, outcome, why, steps, took, at FROM history ORDER BY n DESC LIMIT ?`, n)
+}
+
+// AddDrift remembers what was found changed by hand, lazily.
+func (s *Store) AddDrift(ctx context.Context, found []report.Drift) error {
+	if len(found) == 0 {
+		return nil
+	}
+	err := s.db.WriteLazy(ctx, func(tx *sql.Tx) error {
+		for _, d := range found {
+			if err := s.ring(ctx, tx, "drift", MaxDrift, `INSERT INTO drift (module, thing, what, repaired, at) VALUES (?,?,?,?,?)`,
+				string(d.Module), d.Thing, d.What, d.Repaired, d.At); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("remember drift: %w", err)
+	}
+	return nil
+}
+
+// Drift is the last n things found changed by hand, newest first.
+func (s *Store) Drift(ctx context.Context, n int) ([]report.Drift, error) {
+	return query(ctx, s.db, func(rows *sql.Rows) (d report.Drift, err error) {
+		var module string
+		err = rows.Scan(&module, &d.Thing, &d.What, &d.Repaired, &d.At)
+		d.Module = subject.Module(module)
+		return d, err
+	}, `SELECT module, thing, what, repaired, at FROM drift ORDER BY n DESC LIMIT ?`, n)
+}
+
+// ring inserts and forgets the oldest over the bound. table is a constant of this package.
+func (s *Store) ring(ctx context.Context, tx *sql.Tx, table string, bound int, insert string, args ...any) error {
+	if _, err := tx.ExecContext(ctx, insert, args...); err != nil {
+		return err
+	}
+	_, err := tx.ExecContext(ctx, `DELETE FROM `+table+` WHERE n <= (SELECT max(n) FROM `+table+`) - ?`, bound)
+	return err
+}

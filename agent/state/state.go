@@ -1,0 +1,241 @@
+// Package state is what an agent knows across restarts and power cuts, in one SQLite file: the
+// declarations it accepted, the ledger of everything mesh put on the machine, the outbox, how each
+// module is, what was found changed by hand, and the last of what happened.
+//
+// Accept is the one synced commit on the way of a declaration: once it returned, a power cut cannot
+// lose the declaration or the intents that came with it. Everything after it is written lazily: it
+// survives the death of the process at once, and what a power cut takes is found again by looking at
+// the machine (facts/host.md §1.4, §5).
+//
+// A store that is damaged is set aside under a dated name and a fresh one begun; one that was lost is
+// noticed by the marker beside it. Both are said (Notes). The package starts no goroutine; the methods
+// may be called from several at once. It decides nothing about the machine.
+package state
+
+import (
+	"context"
+	"database/sql"
+	"embed"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"sync"
+	"time"
+
+	"mesh/shared/clock"
+	"mesh/shared/refusal"
+	"mesh/shared/report"
+	"mesh/shared/sqlite"
+)
+
+// ID is the application_id of the agent's store: "MAgt".
+const ID = 0x4d416774
+
+// Kept is how many accepted declarations stay in the store.
+const Kept = 10
+
+//go:embed migrations/*.sql
+var migrationFiles embed.FS
+
+// Config says which store is opened.
+type Config struct {
+	// Path is the file, normally /var/lib/mesh-agent/state.db. The marker stands beside it.
+	Path  string
+	Clock clock.Clock
+	// Rand makes message ids: they must not be guessable (design §5).
+	Rand io.Reader
+	Log  *slog.Logger
+}
+
+// Store is the agent's open store.
+type Store struct {
+	db    *sqlite.DB
+	clock clock.Clock
+	rand  io.Reader
+	log   *slog.Logger
+	notes []string
+
+	mu       sync.Mutex // guards the fields below, which mirror the file so that most questions cost no query
+	newest   Accepted   // without Signed
+	modules  map[string]report.Module
+	rows     int   // of the outbox
+	bytes    int64 // of the outbox
+	number   uint64
+	reserved uint64
+}
+
+// Accepted is a declaration this node accepted.
+type Accepted struct {
+	Seq    uint64
+	Digest string
+	Signed []byte
+	At     time.Time
+}
+
+// Open opens the store, or makes it. It never refuses to start over a damaged or lost file; a store of
+// a newer agent is refused.
+func Open(ctx context.Context, c Config) (*Store, error) {
+	db, notes, err := recoverOpen(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	s := &Store{db: db, clock: c.Clock, rand: c.Rand, log: c.Log, notes: notes}
+	if err := s.load(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("read the store %s: %w", c.Path, err), db.Close())
+	}
+	if err := s.reserve(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("reserve report numbers: %w", err), db.Close())
+	}
+	for _, n := range notes {
+		c.Log.Warn("the store was not as it was left", "err", n)
+		if err := s.AddProblem(ctx, n); err != nil {
+			return nil, errors.Join(err, db.Close())
+		}
+	}
+	return s, nil
+}
+
+// OpenReadOnly opens the store beside a running agent, or with it down, without ever writing to it. It
+// is for show; methods that write return an error.
+func OpenReadOnly(ctx context.Context, path string, clk clock.Clock) (*Store, error) {
+	db, err := sqlite.Open(ctx, path, sqlite.Options{ID: ID, Migrations: migrations(), ReadOnly: true})
+	if err != nil {
+		return nil, err
+	}
+	s := &Store{db: db, clock: clk, log: slog.New(slog.DiscardHandler)}
+	if err := s.load(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("read the store %s: %w", path, err), db.Close())
+	}
+	return s, nil
+}
+
+// Close ends the use of the store.
+func (s *Store) Close() error { return s.db.Close() }
+
+// Notes says what was wrong with the store when it was opened, for people; usually nothing.
+func (s *Store) Notes() []string { return s.notes }
+
+func migrations() fs.FS {
+	sub, err := fs.Sub(migrationFiles, "migrations")
+	if err != nil { // the folder is embedded above
+		panic("embedded migrations: " + err.Error())
+	}
+	return sub
+}
+
+// load fills the mirror.
+func (s *Store) load(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := s.db.Read()
+	var at int64
+	err := r.QueryRowContext(ctx, `SELECT seq, digest, accepted FROM declaration ORDER BY seq DESC LIMIT 1`).
+		Scan(&s.newest.Seq, &s.newest.Digest, &at)
+	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+		return err
+	}
+	s.newest.At = time.UnixMilli(at).UTC()
+	if err := s.loadOutbox(ctx); err != nil {
+		return err
+	}
+	return s.loadModules(ctx)
+}
+
+// Accept keeps a signed declaration as the one to apply, together with the ledger rows of what applying
+// it is about to make, in one synced commit; it reports whether the declaration is news. The bus
+// delivers more than once, so the newest seq again is no error and writes nothing; an older one, or
+// another text under the newest seq, is refused: seq only grows.
+func (s *Store) Accept(ctx context.Context, seq uint64, digest string, signed []byte, intents []Row) (news bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	news, err = s.judge(seq, digest)
+	if err != nil || !news {
+		return false, err
+	}
+	now := s.clock.Now().UTC().Truncate(time.Millisecond)
+	err = s.db.Write(ctx, func(tx *sql.Tx) error {
+		if _, err := tx.ExecContext(ctx, `INSERT INTO declaration (seq, digest, signed, accepted) VALUES (?, ?, ?, ?)`,
+			int64(seq), digest, signed, now.UnixMilli()); err != nil {
+			return err
+		}
+		if _, err := tx.ExecContext(ctx, `DELETE FROM declaration WHERE seq NOT IN
+			(SELECT seq FROM declaration ORDER BY seq DESC LIMIT ?)`, Kept); err != nil {
+			return err
+		}
+		return putRows(ctx, tx, intents, now)
+	})
+	if err != nil {
+		return false, fmt.Errorf("accept declaration %d: %w", seq, err)
+	}
+	s.newest = Accepted{Seq: seq, Digest: digest, At: now}
+	return true, nil
+}
+
+// Judge says what Accept would: whether a declaration is news, or why it is refused.
+func (s *Store) Judge(seq uint64, digest string) (news bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.judge(seq, digest)
+}
+
+// judge holds mu.
+func (s *Store) judge(seq uint64, digest string) (news bool, err error) {
+	const do = "push again from the coordinator: it gives the next seq"
+	switch {
+	case seq == s.newest.Seq && digest == s.newest.Digest:
+		return false, nil
+	case seq == s.newest.Seq:
+		return false, refusal.Newf(fmt.Sprintf("declaration %d", seq), do, "this node holds another text under the same seq")
+	case seq < s.newest.Seq:
+		return false, refusal.Newf(fmt.Sprintf("declaration %d", seq), do, "this node holds %d, and seq only grows", s.newest.Seq)
+	}
+	return true, nil
+}
+
+// Newest is the seq and digest of the declaration held; zero when nothing was ever accepted. It costs
+// no query.
+func (s *Store) Newest() (seq uint64, digest string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.newest.Seq, s.newest.Digest
+}
+
+// Current is the declaration to apply; ok is false when nothing was ever accepted.
+func (s *Store) Current(ctx context.Context) (a Accepted, ok bool, err error) {
+	all, err := s.accepted(ctx, 1)
+	if err != nil || len(all) == 0 {
+		return Accepted{}, false, err
+	}
+	return all[0], true, nil
+}
+
+// Accepted lists the kept declarations, newest first.
+func (s *Store) Accepted(ctx context.Context) ([]Accepted, error) { return s.accepted(ctx, Kept) }
+
+func (s *Store) accepted(ctx context.Context, n int) ([]Accepted, error) {
+	return query(ctx, s.db, func(rows *sql.Rows) (a Accepted, err error) {
+		var at int64
+		err = rows.Scan(&a.Seq, &a.Digest, &a.Signed, &at)
+		a.At = time.UnixMilli(at).UTC()
+		return a, err
+	}, `SELECT seq, digest, signed, accepted FROM declaration ORDER BY seq DESC LIMIT ?`, n)
+}
+
+// query reads every row of a question.
+func query[T any](ctx context.Context, db *sqlite.DB, scan func(*sql.Rows) (T, error), text string, args ...any) (out []T, err error) {
+	rows, err := db.Read().QueryContext(ctx, text, args...)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, rows.Close()) }()
+	for rows.Next() {
+		v, err := scan(rows)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, v)
+	}
+	return out, rows.Err()
+}
