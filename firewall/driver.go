@@ -214,7 +214,11 @@ func (d *Driver) judge(name string, t Table) error {
 }
 
 func exchange(name string, flags, generation uint32, have *found, t Table) []byte {
-	var w wire
+	size := 4096
+	for _, c := range t.chains {
+		size += 640 * len(c.lines)
+	}
+	w := wire{b: make([]byte, 0, size)}
 	w.begin(generation)
 	w.newTable(name, flags)
 	if have == nil {
