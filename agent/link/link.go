@@ -1,0 +1,257 @@
+// Package link is the agent's side of the bus: it follows the node's declaration, sends what waits in
+// the outbox, says that the node is alive, and fetches artifacts. It decides nothing: what it hears it
+// hands on, and nothing on the machine waits for it. Run owns its goroutines.
+package link
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"mesh/agent/state"
+	"mesh/shared/bus"
+	"mesh/shared/clock"
+	"mesh/shared/declaration"
+	"mesh/shared/report"
+	"mesh/shared/subject"
+)
+
+const (
+	// HeartbeatEvery is how often the node says that it is alive (NOD-7).
+	HeartbeatEvery = 30 * time.Second
+	// fetchBound is for one read from a stream.
+	fetchBound = 10 * time.Second
+	// sendBatch is how many messages the outbox hands over at once.
+	sendBatch = 32
+	// retryMin and retryMax bound the pause after a send or a read that failed while the bus is there.
+	retryMin = 500 * time.Millisecond
+	retryMax = 30 * time.Second
+)
+
+// Heard is a declaration that came over the bus.
+type Heard struct {
+	Signed declaration.Signed
+	// Pushed says that it was sent just now; otherwise it was read back after a connect, and the same
+	// one as before is no reason to say anything.
+	Pushed bool
+}
+
+// outbox is the store's part the link needs.
+type outbox interface {
+	Next(ctx context.Context, n int) ([]state.Out, error)
+	Acked(ctx context.Context, ids ...string) error
+}
+
+// Config is what a Link works with.
+type Config struct {
+	Node   subject.Node
+	Conn   *bus.Conn
+	Outbox outbox
+	// Alive makes the heartbeat's content.
+	Alive func() report.Heartbeat
+	Clock clock.Clock
+	Log   *slog.Logger
+}
+
+// Link is one node's link to the bus.
+type Link struct {
+	cfg   Config
+	heard *mailbox
+	send  chan struct{} // capacity 1: one look at the outbox pending is enough
+}
+
+// New makes a Link; Run starts it.
+func New(c Config) *Link {
+	return &Link{cfg: c, heard: newMailbox(), send: make(chan struct{}, 1)}
+}
+
+// Heard delivers the newest declaration; older ones that nobody took are dropped, since only the newest
+// counts.
+func (l *Link) Heard() <-chan Heard { return l.heard.out }
+
+// Kick has the outbox looked at now.
+func (l *Link) Kick() {
+	select {
+	case l.send <- struct{}{}:
+	default:
+	}
+}
+
+// Run works until ctx ends.
+func (l *Link) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer l.cfg.Conn.OnUp(l.Kick)()
+	errs := make(chan error, 3)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	for _, work := range []func(context.Context) error{l.follow, l.beat, l.sendAll} {
+		wg.Add(1)
+		go func() { // ends with ctx
+			defer wg.Done()
+			errs <- work(ctx)
+		}()
+	}
+	var first error
+	for range cap(errs) {
+		if err := <-errs; err != nil && first == nil {
+			first = err
+			cancel()
+		}
+	}
+	return first
+}
+
+// follow hears declarations as they are sent, and reads the last one whenever the subscription is in
+// place again: in this order, so that none falls between (facts/bus.md §1.2).
+func (l *Link) follow(ctx context.Context) error {
+	look := make(chan struct{}, 1)
+	var wg sync.WaitGroup
+	wg.Add(1)
+	go func() { // ends with ctx
+		defer wg.Done()
+		l.readBack(ctx, look)
+	}()
+	defer wg.Wait()
+	return l.cfg.Conn.Follow(ctx, subject.Declaration(l.cfg.Node), "", func(m *nats.Msg) {
+		l.heard.put(Heard{Signed: m.Data, Pushed: true})
+	}, func() {
+		select {
+		case look <- struct{}{}:
+		default:
+		}
+	})
+}
+
+func (l *Link) readBack(ctx context.Context, look <-chan struct{}) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-look:
+		}
+		for pause := retryMin; ; pause = min(2*pause, retryMax) {
+			rctx, cancel := context.WithTimeout(ctx, fetchBound)
+			b, err := l.cfg.Conn.Last(rctx, subject.Declarations, subject.Declaration(l.cfg.Node))
+			cancel()
+			if err == nil {
+				l.heard.put(Heard{Signed: b})
+				break
+			}
+			if errors.Is(err, bus.ErrNone) || errors.Is(err, bus.ErrAway) || ctx.Err() != nil {
+				break // nothing was ever sent, or the next connect looks again
+			}
+			l.cfg.Log.Warn("read the declaration, trying again", "err", err)
+			select {
+			case <-ctx.Done():
+				return
+			case <-l.cfg.Clock.After(pause):
+			}
+		}
+	}
+}
+
+// beat says that the node is alive. The first one comes at a random moment, so that a fleet that
+// started together does not speak together.
+func (l *Link) beat(ctx context.Context) error {
+	wait := l.cfg.Clock.After(rand.N(HeartbeatEvery))
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-wait:
+		}
+		wait = l.cfg.Clock.After(HeartbeatEvery)
+		if err := l.Beat(l.cfg.Alive()); err != nil && !errors.Is(err, bus.ErrAway) {
+			l.cfg.Log.Debug("heartbeat", "err", err)
+		}
+	}
+}
+
+// Beat says h now.
+func (l *Link) Beat(h report.Heartbeat) error {
+	b, err := json.Marshal(h)
+	if err != nil {
+		return fmt.Errorf("heartbeat: %w", err)
+	}
+	return l.cfg.Conn.Say(subject.Heartbeat(l.cfg.Node), b)
+}
+
+// sendAll sends what waits, in order, each until the stream has acknowledged it (BUS-12).
+func (l *Link) sendAll(ctx context.Context) error {
+	pause := retryMin
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-l.send:
+		}
+		for {
+			more, err := l.sendSome(ctx)
+			if err == nil {
+				pause = retryMin
+				if more {
+					continue
+				}
+				break
+			}
+			if ctx.Err() != nil {
+				return nil
+			}
+			if errors.Is(err, bus.ErrAway) {
+				break // the next connect kicks
+			}
+			l.cfg.Log.Warn("send what waits, trying again", "err", err)
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-l.cfg.Clock.After(pause):
+			}
+			pause = min(2*pause, retryMax)
+		}
+	}
+}
+
+func (l *Link) sendSome(ctx context.Context) (more bool, err error) {
+	waiting, err := l.cfg.Outbox.Next(ctx, sendBatch)
+	if err != nil {
+		return false, err
+	}
+	for _, o := range waiting {
+		if err := l.cfg.Conn.Publish(ctx, o.Subject, o.Body, o.ID); err != nil {
+			return false, err
+		}
+		if err := l.cfg.Outbox.Acked(ctx, o.ID); err != nil {
+			return false, err
+		}
+	}
+	return len(waiting) > 0, nil
+}
+
+// mailbox holds the newest value and hands it out; put never blocks.
+type mailbox struct {
+	mu  sync.Mutex // guards the exchange below
+	out chan Heard // capacity 1
+}
+
+func newMailbox() *mailbox { return &mailbox{out: make(chan Heard, 1)} }
+
+func (m *mailbox) put(h Heard) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	select {
+	case old := <-m.out:
+		// A pushed one that was not taken yet must still be answered, even when a read-back of the same
+		// follows it.
+		h.Pushed = h.Pushed || old.Pushed
+	default:
+	}
+	m.out <- h
+}

@@ -1,0 +1,233 @@
+package link_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"go.uber.org/goleak"
+
+	"mesh/agent/link"
+	"mesh/agent/state"
+	"mesh/shared/bundle"
+	"mesh/shared/bus"
+	"mesh/shared/clock"
+	"mesh/shared/declaration"
+	"mesh/shared/report"
+	"mesh/shared/subject"
+	"mesh/shared/waitfor"
+	"mesh/testbus"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const soon = 15 * time.Second
+
+func store(t *testing.T) *state.Store {
+	t.Helper()
+	s, err := state.Open(t.Context(), state.Config{Path: filepath.Join(t.TempDir(), "state.db"), Clock: clock.Real(), Rand: rand.Reader})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// start runs a link for n1 and stops it with the test.
+func start(t *testing.T, b *testbus.Bus, s *state.Store, clk clock.Clock) *link.Link {
+	t.Helper()
+	conn, err := bus.Connect(t.Context(), b.Options("node-n1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := link.New(link.Config{Node: "n1", Conn: conn, Outbox: s, Clock: clk, Log: slog.New(slog.DiscardHandler),
+		Alive: func() report.Heartbeat { return report.Heartbeat{At: 1, Seq: 2} }})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- l.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := waitfor.Value(t, "the link's end", soon, done); err != nil {
+			t.Error(err)
+		}
+		conn.Close()
+	})
+	return l
+}
+
+func put(t *testing.T, s *state.Store, l *link.Link, body string) {
+	t.Helper()
+	if _, err := s.Put(t.Context(), state.Out{Subject: subject.Report("n1"), Kind: "event", Body: []byte(body)}); err != nil {
+		t.Fatal(err)
+	}
+	l.Kick()
+}
+
+// stored reads what CONTROL holds, in order.
+func stored(t *testing.T, core *bus.Conn) string {
+	t.Helper()
+	js, err := jetstream.New(core.NATS())
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, err := js.Stream(t.Context(), string(subject.Control))
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, err := st.Info(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for n := in.State.FirstSeq; n <= in.State.LastSeq; n++ {
+		m, err := st.GetMsg(t.Context(), n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, string(m.Data))
+	}
+	return strings.Join(out, " ")
+}
+
+func TestTheNewestDeclarationArrivesHoweverTheBusWas(t *testing.T) {
+	b := testbus.Start(t, testbus.Node("n1"))
+	core := b.Connect(t, "coordinator")
+	send := func(text string) {
+		t.Helper()
+		if err := core.Publish(t.Context(), subject.Declaration("n1"), []byte(text), ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	send("before")
+	l := start(t, b, store(t), clock.Real())
+	if h := waitfor.Value(t, "the one that was there", soon, l.Heard()); string(h.Signed) != "before" || h.Pushed {
+		t.Errorf("heard %s, pushed %v", h.Signed, h.Pushed)
+	}
+	send("now")
+	if h := waitfor.Value(t, "the one sent now", soon, l.Heard()); string(h.Signed) != "now" || !h.Pushed {
+		t.Errorf("heard %s, pushed %v", h.Signed, h.Pushed)
+	}
+	// Away while two are sent: the newest arrives afterwards, the other never.
+	key, err := b.Seed("node-n1").Public()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n1 := testbus.Node("n1")
+	n1.Key = key
+	b.Remove(t, "node-n1")
+	send("missed")
+	send("newest")
+	b.Add(t, n1)
+	if h := waitfor.Value(t, "the newest", soon, l.Heard()); string(h.Signed) != "newest" {
+		t.Errorf("heard %s", h.Signed)
+	}
+}
+
+func TestTheOutboxIsSentInOrderOnceAndSurvivesTheBusBeingAway(t *testing.T) {
+	b := testbus.Start(t, testbus.Node("n1"))
+	core := b.Connect(t, "coordinator")
+	s := store(t)
+	for i := range 40 { // more than one batch
+		if _, err := s.Put(t.Context(), state.Out{Subject: subject.Report("n1"), Kind: "event", Body: fmt.Appendf(nil, "%d", i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l := start(t, b, s, clock.Real())
+	waitfor.True(t, "an empty outbox", soon, func() (bool, any) { return s.Depth() == 0, s.Depth() })
+	key, err := b.Seed("node-n1").Public()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n1 := testbus.Node("n1")
+	n1.Key = key
+	b.Remove(t, "node-n1")
+	put(t, s, l, "while-away")
+	if s.Depth() != 1 {
+		t.Errorf("depth %d with the bus away, want 1", s.Depth())
+	}
+	b.Add(t, n1)
+	waitfor.True(t, "an empty outbox", soon, func() (bool, any) { return s.Depth() == 0, s.Depth() })
+	want := ""
+	for i := range 40 {
+		want += fmt.Sprintf("%d ", i)
+	}
+	if got := stored(t, core); got != want+"while-away" {
+		t.Errorf("stored %s", got)
+	}
+}
+
+func TestHeartbeat(t *testing.T) {
+	b := testbus.Start(t, testbus.Node("n1"))
+	core := b.Connect(t, "coordinator")
+	beats := make(chan string, 4)
+	if _, err := core.NATS().Subscribe(subject.Heartbeat(subject.Each), func(m *nats.Msg) { beats <- string(m.Data) }); err != nil {
+		t.Fatal(err)
+	}
+	if err := core.NATS().Flush(); err != nil {
+		t.Fatal(err)
+	}
+	clk := clock.NewFake(time.Unix(1, 0))
+	start(t, b, store(t), clk)
+	waitfor.True(t, "the beat to be due", soon, func() (bool, any) { return clk.Waiting() > 0, clk.Waiting() })
+	waitfor.True(t, "a heartbeat", soon, func() (bool, any) {
+		clk.Advance(link.HeartbeatEvery)
+		return len(beats) > 0, nil
+	})
+	if got := <-beats; got != `{"at":1,"seq":2}` {
+		t.Errorf("heartbeat %s", got)
+	}
+}
+
+func TestFetch(t *testing.T) {
+	content := make([]byte, 5*bundle.ChunkSize+7)
+	if _, err := rand.Read(content); err != nil {
+		t.Fatal(err)
+	}
+	sum := sha256.Sum256(content)
+	a := declaration.Artifact{Digest: hex.EncodeToString(sum[:]), Size: int64(len(content)), Chunks: 6}
+	missing := declaration.Artifact{Digest: strings.Repeat("ab", 32), Size: 1, Chunks: 1}
+	b := testbus.Start(t, testbus.Node("n1", a.Digest, missing.Digest), testbus.Operator("ada"))
+	ada := b.Connect(t, "operator-ada")
+	for n := range a.Chunks {
+		end := min((n+1)*bundle.ChunkSize, len(content))
+		if err := ada.Publish(t.Context(), subject.Chunk(a.Digest, n), content[n*bundle.ChunkSize:end], ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l := start(t, b, store(t), clock.Real())
+	waitfor.True(t, "the link", soon, func() (bool, any) {
+		var got bytes.Buffer
+		err := l.Fetch(t.Context(), a, 0, &got)
+		return err == nil && bytes.Equal(got.Bytes(), content), err
+	})
+	var rest bytes.Buffer
+	if err := l.Fetch(t.Context(), a, 4, &rest); err != nil || !bytes.Equal(rest.Bytes(), content[4*bundle.ChunkSize:]) {
+		t.Errorf("resumed: %d bytes, %v", rest.Len(), err)
+	}
+	full := errors.New("disk full")
+	if err := l.Fetch(t.Context(), a, 0, failing{full}); !errors.Is(err, full) {
+		t.Errorf("a writer that fails: %v", err)
+	}
+	if err := l.Fetch(t.Context(), missing, 0, &rest); !errors.Is(err, bus.ErrNone) || !strings.Contains(err.Error(), "register the module again") {
+		t.Errorf("an artifact the bus does not hold: %v", err)
+	}
+}
+
+type failing struct{ err error }
+
+func (f failing) Write([]byte) (int, error) { return 0, f.err }
