@@ -15,7 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"mesh/firewall"
-	"mesh/firewall/netlab"
+	"mesh/testbus/netlab"
 	"mesh/shared/clock"
 	"mesh/shared/refusal"
 	"mesh/shared/waitfor"

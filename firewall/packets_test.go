@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"mesh/firewall"
-	"mesh/firewall/netlab"
+	"mesh/testbus/netlab"
 	"mesh/shared/waitfor"
 )
 
