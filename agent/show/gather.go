@@ -1,0 +1,164 @@
+package show
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"mesh/agent/state"
+	"mesh/shared/report"
+	"mesh/shared/subject"
+)
+
+// How much of the past the Document carries.
+const (
+	lastProblems = 10
+	lastDrift    = 10
+)
+
+// Runtime is what only the running daemon knows.
+type Runtime struct {
+	Node subject.Node
+	Mesh string
+	// Agent is the program that asks: the daemon, or with it down the command.
+	Agent       report.Agent
+	Daemon      Daemon
+	Bus         Bus
+	Declaration Declaration
+	Uplinks     []string
+	Tunnel      string
+	Filter      *report.Filter
+	Strays      []string
+	FreeDisk    int64
+	Profile     *report.Profile
+	At          int64
+}
+
+// Gather makes a Document from the store and what the daemon knows.
+func Gather(ctx context.Context, s *state.Store, r Runtime) (*Document, error) {
+	d := &Document{Format: Format, Node: r.Node, Mesh: r.Mesh, At: r.At, Agent: r.Agent, Daemon: r.Daemon, Bus: r.Bus, Declaration: r.Declaration,
+		Modules: s.Modules(), Uplinks: r.Uplinks, Tunnel: r.Tunnel, Filter: r.Filter, Strays: r.Strays, FreeDisk: r.FreeDisk, Profile: r.Profile}
+	var err error
+	if d.Drift, err = s.Drift(ctx, lastDrift); err != nil {
+		return nil, fmt.Errorf("read drift: %w", err)
+	}
+	if d.Problems, err = s.Problems(ctx, lastProblems); err != nil {
+		return nil, fmt.Errorf("read problems: %w", err)
+	}
+	d.Outbox.Depth = s.Depth()
+	if d.Outbox.Dropped, err = s.Dropped(ctx); err != nil {
+		return nil, fmt.Errorf("read the outbox: %w", err)
+	}
+	if d.Declaration.Outcome == "" {
+		if err := fromHistory(ctx, s, &d.Declaration); err != nil {
+			return nil, err
+		}
+	}
+	d.fill()
+	return d, nil
+}
+
+// fromHistory says how the last apply went, for a daemon that has not applied anything yet and for one
+// that is down.
+func fromHistory(ctx context.Context, s *state.Store, d *Declaration) error {
+	d.Seq, _ = s.Newest()
+	d.Outcome = report.None
+	past, err := s.History(ctx, 1)
+	if err != nil {
+		return fmt.Errorf("read history: %w", err)
+	}
+	if len(past) > 0 {
+		d.Outcome, d.TookMS = past[0].Outcome, past[0].Took.Milliseconds()
+		if past[0].Seq > d.Seq {
+			d.RefusedSeq = past[0].Seq
+		}
+	}
+	return nil
+}
+
+// fill makes empty lists of missing ones: a list is never null in the JSON.
+func (d *Document) fill() {
+	if d.Modules == nil {
+		d.Modules = []report.Module{}
+	}
+	if d.Uplinks == nil {
+		d.Uplinks = []string{}
+	}
+	if d.Drift == nil {
+		d.Drift = []report.Drift{}
+	}
+	if d.Strays == nil {
+		d.Strays = []string{}
+	}
+	if d.Problems == nil {
+		d.Problems = []report.Problem{}
+	}
+}
+
+// Write lays d at path for the command to read: whole by rename, not synced, since /run does not
+// outlive a power cut anyway.
+func (d *Document) Write(path string) error {
+	b, err := json.Marshal(d)
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	tmp := filepath.Join(filepath.Dir(path), ".mesh-"+filepath.Base(path))
+	if err := os.WriteFile(tmp, append(b, '\n'), 0o644); err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	if err := os.Rename(tmp, path); err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	return nil
+}
+
+// ErrDown is met by errors.Is when no daemon stands behind the Document at that path.
+var ErrDown = errors.New("the agent is not running")
+
+// Read reads the Document of a running daemon.
+func Read(path string) (*Document, error) {
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, ErrDown
+	}
+	if err != nil {
+		return nil, err
+	}
+	var d Document
+	if err := json.Unmarshal(b, &d); err != nil {
+		return nil, fmt.Errorf("%s is not understood: %w", path, err)
+	}
+	if started, err := startedAt(d.Daemon.PID); err != nil || started != d.Daemon.Started {
+		return nil, ErrDown
+	}
+	return &d, nil
+}
+
+// Self is this process, for the Document of a daemon.
+func Self() (Daemon, error) {
+	pid := os.Getpid()
+	at, err := startedAt(pid)
+	return Daemon{Up: true, PID: pid, Started: at}, err
+}
+
+// startedAt is field 22 of /proc/<pid>/stat: with the pid it names one life of a process (proc(5)).
+func startedAt(pid int) (uint64, error) {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return 0, err
+	}
+	// The second field is a name in parentheses that may hold anything; the third follows the last ')'.
+	i := bytes.LastIndexByte(b, ')')
+	f := strings.Fields(string(b[i+1:]))
+	if i < 0 || len(f) < 20 {
+		return 0, fmt.Errorf("/proc/%d/stat is not understood", pid)
+	}
+	return strconv.ParseUint(f[19], 10, 64)
+}
