@@ -202,6 +202,16 @@ func (s *Store) Newest() (seq uint64, digest string) {
 	return s.newest.Seq, s.newest.Digest
 }
 
+// NewestAt is when the declaration held was accepted; zero when nothing ever was.
+func (s *Store) NewestAt() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.newest.Seq == 0 {
+		return time.Time{}
+	}
+	return s.newest.At
+}
+
 // Current is the declaration to apply; ok is false when nothing was ever accepted.
 func (s *Store) Current(ctx context.Context) (a Accepted, ok bool, err error) {
 	all, err := s.accepted(ctx, 1)

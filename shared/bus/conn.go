@@ -67,7 +67,7 @@ type Conn struct {
 	waiters map[string]map[*waiter]struct{}
 	denied  map[*nats.Subscription]bool // followed subscriptions the bus refused
 	follows map[*nats.Subscription]*follow
-	onUp    map[int]func()
+	onState map[int]func(up bool)
 	nextUp  int
 	since   time.Time
 	up      bool
@@ -93,7 +93,7 @@ func Connect(_ context.Context, o Options) (*Conn, error) {
 		o.Log = slog.New(slog.NewTextHandler(io.Discard, nil))
 	}
 	c := &Conn{principal: o.Principal, log: o.Log, clk: o.Clock, since: o.Clock.Now(),
-		waiters: map[string]map[*waiter]struct{}{}, denied: map[*nats.Subscription]bool{}, follows: map[*nats.Subscription]*follow{}, onUp: map[int]func(){}}
+		waiters: map[string]map[*waiter]struct{}{}, denied: map[*nats.Subscription]bool{}, follows: map[*nats.Subscription]*follow{}, onState: map[int]func(bool){}}
 	opts, err := c.options(o)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the bus: %w", err)
@@ -203,19 +203,26 @@ func (c *Conn) State() (up bool, since time.Time, last error) {
 // OnUp calls fn at each connect and reconnect, and now when connected, until remove is called. fn must
 // not block.
 func (c *Conn) OnUp(fn func()) (remove func()) {
+	return c.OnState(func(up bool) {
+		if up {
+			fn()
+		}
+	})
+}
+
+// OnState calls fn each time the bus comes or goes, and now, until remove is called. fn must not block.
+func (c *Conn) OnState(fn func(up bool)) (remove func()) {
 	c.mu.Lock()
 	id := c.nextUp
 	c.nextUp++
-	c.onUp[id] = fn
+	c.onState[id] = fn
 	up := c.up
 	c.mu.Unlock()
-	if up {
-		fn()
-	}
+	fn(up)
 	return func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		delete(c.onUp, id)
+		delete(c.onState, id)
 	}
 }
 
@@ -229,15 +236,13 @@ func (c *Conn) setUp(up bool, err error) {
 	if err != nil || up {
 		c.lastErr = err
 	}
-	fns := slices.Collect(maps.Values(c.onUp))
+	fns := slices.Collect(maps.Values(c.onState))
 	c.mu.Unlock()
 	if changed {
 		c.log.Info("bus link", "up", up, "err", err)
 	}
-	if up {
-		for _, fn := range fns {
-			fn()
-		}
+	for _, fn := range fns {
+		fn(up)
 	}
 }
 
