@@ -1,0 +1,356 @@
+package resource
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+
+	"mesh/shared/credential"
+	"mesh/shared/declaration"
+	"mesh/shared/manifest"
+	"mesh/shared/refusal"
+	"mesh/shared/strict"
+	"mesh/shared/subject"
+)
+
+// Decode reads the manifest of every module of d strictly. An error refuses d whole, with the field's
+// path: this agent would do something else than what was meant (APP-1).
+func Decode(d *declaration.Declaration) ([]manifest.Manifest, error) {
+	out := make([]manifest.Manifest, len(d.Modules))
+	for i, m := range d.Modules {
+		err := strict.Decode(m.Manifest, &out[i])
+		if err == nil {
+			continue
+		}
+		at := fmt.Sprintf("modules[%d].manifest", i)
+		if e := (*strict.Error)(nil); errors.As(err, &e) {
+			at = strings.TrimSuffix(at+"."+e.Path, ".")
+			err = errors.New(e.Why)
+			if e.Kind != nil {
+				err = e.Kind
+			}
+		}
+		do := "push again from the coordinator"
+		if errors.Is(err, strict.ErrUnknownField) {
+			do = "upgrade the agent on this machine: the coordinator is newer"
+		}
+		return nil, fmt.Errorf("%w: %w", refusal.New("a declaration", fmt.Sprintf("%s (module %s): %v", at, m.Name, err), do), err)
+	}
+	return out, nil
+}
+
+// Machine is what modules may need of it; its zero value is not held against any need.
+type Machine struct {
+	Arch, OS string
+	Engine   bool
+}
+
+// Input is what Expand is a function of.
+type Input struct {
+	Declaration *declaration.Declaration
+	// Manifests are Decode's, in the order of the modules.
+	Manifests []manifest.Manifest
+	// Open opens a secret sealed to this node.
+	Open    func(module subject.Module, key string, sealed credential.Sealed) (string, error)
+	Machine Machine
+	// BundleDir is where bundles are unpacked, each in a folder named by its digest.
+	BundleDir string
+}
+
+// Expand gives the resources of every module, sorted by module and in an order they can be made in, and
+// an error for each module that could not be expanded; such a module has no resources, and what it has
+// on the machine is to be left alone.
+func Expand(in Input) ([]Resource, map[subject.Module]error) {
+	var all []Resource
+	failed := map[subject.Module]error{}
+	owner := map[string]subject.Module{}
+	for i := range in.Declaration.Modules {
+		m := &in.Declaration.Modules[i]
+		found, err := expandModule(in, m, &in.Manifests[i])
+		if err == nil {
+			err = claim(owner, found, m.Name)
+		}
+		if err != nil {
+			failed[m.Name] = err
+			continue
+		}
+		all = append(all, found...)
+	}
+	return merge(all), failed
+}
+
+// claim refuses the second of two modules that declare one thing. Folders that are only implied belong
+// to whoever came first.
+func claim(owner map[string]subject.Module, found []Resource, module subject.Module) error {
+	for _, r := range found {
+		if other, taken := owner[r.ID]; taken && !implied(r) {
+			return refusal.New(fmt.Sprintf("%s of module %s", r.ID, module), "module "+string(other)+" declares it too", "change one of the two modules")
+		}
+	}
+	for _, r := range found {
+		if !implied(r) {
+			owner[r.ID] = module
+		}
+	}
+	return nil
+}
+
+func implied(r Resource) bool { return r.Kind == KindDir && r.Dir.Implied }
+
+// merge keeps one resource an id: the declared one, else the first.
+func merge(all []Resource) []Resource {
+	declared := map[string]bool{}
+	for _, r := range all {
+		declared[r.ID] = declared[r.ID] || !implied(r)
+	}
+	seen := map[string]bool{}
+	return slices.DeleteFunc(all, func(r Resource) bool {
+		if implied(r) && (declared[r.ID] || seen[r.ID]) {
+			return true
+		}
+		seen[r.ID] = true
+		return false
+	})
+}
+
+type expander struct {
+	in     Input
+	module *declaration.Module
+	plain  *manifest.Manifest // with placeholders
+	filled *manifest.Manifest
+	out    []Resource
+	base   []string // ids that every unit needs
+}
+
+func expandModule(in Input, m *declaration.Module, plain *manifest.Manifest) ([]Resource, error) {
+	if plain.Module != m.Name {
+		return nil, refusal.New("module "+string(m.Name), "its manifest is of module "+string(plain.Module), "register the module again")
+	}
+	if err := plain.Check(); err != nil {
+		return nil, fmt.Errorf("%w: %w", refusal.New("the manifest of module "+string(m.Name), err.Error(), "correct it and register the module again"), err)
+	}
+	if err := meets(in.Machine, plain); err != nil {
+		return nil, err
+	}
+	filled, err := plain.Fill(lookup(in, m, plain))
+	if err != nil {
+		return nil, err
+	}
+	if plain.Build.Bundle != nil && m.Artifact == nil {
+		return nil, refusal.New("module "+string(m.Name), "it has a bundle, and the declaration names no artifact", "register the module again and push")
+	}
+	e := &expander{in: in, module: m, plain: plain, filled: filled}
+	e.users()
+	e.dirs()
+	e.bundle()
+	e.files()
+	e.units()
+	return e.out, nil
+}
+
+func lookup(in Input, m *declaration.Module, plain *manifest.Manifest) manifest.Lookup {
+	others := plain.Values(in.Declaration.Node, m.Settings, nil)
+	return func(kind, key string) (string, error) {
+		if kind == manifest.SecretKind {
+			if sealed, ok := m.Secrets[key]; ok {
+				return in.Open(m.Name, key, sealed)
+			}
+		}
+		return others(kind, key)
+	}
+}
+
+// meets holds the machine against what the module needs (NOD-5).
+func meets(have Machine, m *manifest.Manifest) error {
+	const do = "unassign it here, or change what it needs"
+	n, what := m.Needs, "module "+string(m.Module)
+	switch {
+	case have == Machine{}:
+	case len(n.Arch) > 0 && !slices.Contains(n.Arch, manifest.Arch(have.Arch)):
+		return refusal.Newf(what, do, "this machine is %s, and it needs one of %v", have.Arch, n.Arch)
+	case len(n.OS) > 0 && !slices.Contains(n.OS, have.OS):
+		return refusal.Newf(what, do, "this machine runs %s, and it needs one of %v", have.OS, n.OS)
+	case n.Engine && !have.Engine:
+		return refusal.New(what, "it needs a container engine, and this machine has none", "install podman or docker, or unassign it here")
+	}
+	return nil
+}
+
+func (e *expander) add(r Resource) {
+	r.Module = e.module.Name
+	e.out = append(e.out, r)
+	if r.Kind != KindUnit {
+		e.base = append(e.base, r.ID)
+	}
+}
+
+func (e *expander) users() {
+	for _, name := range slices.Sorted(maps.Keys(e.filled.Run.Users)) {
+		u := e.filled.Run.Users[name]
+		e.add(Resource{ID: ID(KindUser, name), Kind: KindUser,
+			User: &User{Name: name, Home: u.HomeDir(), Shell: u.LoginShell(), Groups: u.Groups}})
+	}
+}
+
+// owners are the ids of the users of this module among names.
+func (e *expander) owners(names ...string) []string {
+	var ids []string
+	for _, n := range names {
+		if _, ours := e.filled.Run.Users[n]; ours && !slices.Contains(ids, ID(KindUser, n)) {
+			ids = append(ids, ID(KindUser, n))
+		}
+	}
+	return ids
+}
+
+// dirs adds the declared folders and those above what is declared.
+func (e *expander) dirs() {
+	dirs := map[string]*Dir{}
+	above := func(p string) {
+		for up := path.Dir(p); up != "/" && dirs[up] == nil; up = path.Dir(up) {
+			dirs[up] = &Dir{Path: up, Mode: 0o755, Owner: "root", Group: "root", Implied: true}
+		}
+	}
+	for _, d := range e.filled.Run.Directories {
+		owner, group := d.Owned()
+		dirs[d.Path] = &Dir{Path: d.Path, Mode: mode(d.Mode, 0o755), Owner: owner, Group: group, Data: d.Data}
+	}
+	for _, d := range e.filled.Run.Directories {
+		above(d.Path)
+	}
+	for _, f := range e.filled.Run.Files {
+		above(f.Path)
+	}
+	for _, p := range slices.Sorted(maps.Keys(dirs)) {
+		d := dirs[p]
+		needs := e.owners(d.Owner, d.Group)
+		if up := path.Dir(p); up != "/" {
+			needs = append(needs, ID(KindDir, up))
+		}
+		e.add(Resource{ID: ID(KindDir, p), Kind: KindDir, Dir: d, Needs: needs})
+	}
+}
+
+func (e *expander) bundle() {
+	if a := e.module.Artifact; a != nil {
+		e.add(Resource{ID: BundleID(e.module.Name, a.Digest), Kind: KindBundle, Bundle: &Bundle{Artifact: *a, Folder: e.bundleFolder()}})
+	}
+}
+
+func (e *expander) bundleFolder() string {
+	if e.module.Artifact == nil {
+		return ""
+	}
+	return e.in.BundleDir + "/" + e.module.Artifact.Digest
+}
+
+func (e *expander) files() {
+	for i, f := range e.filled.Run.Files {
+		owner, group := f.Owned()
+		content := []byte(f.Content)
+		e.add(Resource{ID: ID(KindFile, f.Path), Kind: KindFile, Needs: append(e.owners(owner, group), e.folder(f.Path)...),
+			File: &File{Path: f.Path, Content: content, Sum: Sum(content), Mode: mode(f.Mode, 0o644), Owner: owner, Group: group,
+				Private: hasSecret(e.plain.Run.Files[i].Content)}})
+	}
+}
+
+func (e *expander) folder(p string) []string {
+	if up := path.Dir(p); up != "/" {
+		return []string{ID(KindDir, up)}
+	}
+	return nil
+}
+
+func hasSecret(text string) bool { return strings.Contains(text, "${"+manifest.SecretKind+":") }
+
+// mode translates four octal digits into Go's bits.
+func mode(m manifest.Mode, fallback uint32) fs.FileMode {
+	bits := m.Bits(fallback)
+	out := fs.FileMode(bits & 0o777)
+	if bits&0o4000 != 0 {
+		out |= fs.ModeSetuid
+	}
+	if bits&0o2000 != 0 {
+		out |= fs.ModeSetgid
+	}
+	if bits&0o1000 != 0 {
+		out |= fs.ModeSticky
+	}
+	return out
+}
+
+// trigger is what the module's running programs depend on besides their unit's text.
+func (e *expander) trigger(unit []byte) string {
+	h := sha256.New()
+	put := func(parts ...string) {
+		for _, p := range parts {
+			fmt.Fprintf(h, "%d:%s", len(p), p)
+		}
+	}
+	put(string(unit))
+	if a := e.module.Artifact; a != nil {
+		put("bundle", a.Digest)
+	}
+	for _, f := range e.plain.Run.Files {
+		put("file", f.Path, f.Content)
+	}
+	for _, name := range slices.Sorted(maps.Keys(e.plain.Run.Processes)) {
+		env := e.plain.Run.Processes[name].Env
+		for _, k := range slices.Sorted(maps.Keys(env)) {
+			if hasSecret(env[k]) { // it stands in no unit's text
+				put("env", name, k, env[k])
+			}
+		}
+	}
+	for _, k := range slices.Sorted(maps.Keys(e.filled.Settings)) {
+		v, set := e.module.Settings[k]
+		if d := e.filled.Settings[k].Default; !set && d != nil {
+			v = *d
+		}
+		put("setting", k, v)
+	}
+	for _, k := range slices.Sorted(maps.Keys(e.module.Secrets)) {
+		put("secret", k, string(e.module.Secrets[k]))
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// Sort orders resources by module, and within one by what they need, then by kind and id: the same
+// order whatever order they came in.
+func Sort(all []Resource) []Resource {
+	rank := map[Kind]int{KindUser: 0, KindDir: 1, KindBundle: 2, KindFile: 3, KindUnit: 4}
+	sorted := slices.Clone(all)
+	slices.SortFunc(sorted, func(a, b Resource) int {
+		return cmp.Or(cmp.Compare(a.Module, b.Module), cmp.Compare(rank[a.Kind], rank[b.Kind]), cmp.Compare(a.ID, b.ID))
+	})
+	at := make(map[string]int, len(sorted))
+	for i, r := range sorted {
+		at[r.ID] = i
+	}
+	out, placed := make([]Resource, 0, len(sorted)), make([]bool, len(sorted))
+	var place func(i int)
+	place = func(i int) {
+		if placed[i] {
+			return
+		}
+		placed[i] = true // before the needs: a cycle, which manifests refuse, ends here too
+		needs := slices.Sorted(slices.Values(sorted[i].Needs))
+		for _, n := range needs {
+			if j, ok := at[n]; ok && sorted[j].Module == sorted[i].Module {
+				place(j)
+			}
+		}
+		out = append(out, sorted[i])
+	}
+	for i := range sorted {
+		place(i)
+	}
+	return out
+}
