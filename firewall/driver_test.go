@@ -15,10 +15,10 @@ import (
 	"pgregory.net/rapid"
 
 	"mesh/firewall"
-	"mesh/testbus/netlab"
 	"mesh/shared/clock"
 	"mesh/shared/refusal"
 	"mesh/shared/waitfor"
+	"mesh/testbus/netlab"
 )
 
 // open returns a Driver inside s whose first load does not wait.

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"mesh/firewall"
-	"mesh/testbus/netlab"
 	"mesh/shared/waitfor"
+	"mesh/testbus/netlab"
 )
 
 const (
