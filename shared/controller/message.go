@@ -129,6 +129,8 @@ type NodeSettings struct {
 	// Admin are the openings for people, as "22/tcp from anywhere" (NET-7).
 	Admin  []string `json:"admin"`
 	Tunnel string   `json:"tunnel,omitempty"`
+	// Inside are links a person declared inside (NET-15).
+	Inside []string `json:"inside,omitempty"`
 }
 
 // Assigned is one module on a node.
@@ -176,7 +178,6 @@ type Invitation struct {
 	ID      string          `json:"id"`
 	Node    subject.Node    `json:"node"`
 	State   InvitationState `json:"state"`
-	By      string          `json:"by,omitempty"`
 	Made    time.Time       `json:"made"`
 	Expires time.Time       `json:"expires"`
 	Used    time.Time       `json:"used,omitzero"`
@@ -200,7 +201,7 @@ type NodeRemoveAsk struct {
 }
 
 // NodeSetAsk changes how a node is treated: drift=repair|report, asleep-ok=yes|no,
-// admin="22/tcp from anywhere; 2222/tcp from 192.0.2.0/24", tunnel=<link>.
+// admin="22/tcp from anywhere; 2222/tcp from 192.0.2.0/24", tunnel=<link>, inside=<link>,<link>.
 type NodeSetAsk struct {
 	Node subject.Node      `json:"node"`
 	Set  map[string]string `json:"set"`
@@ -245,7 +246,7 @@ type ModuleAnswer struct {
 type Build struct {
 	ID         string                `json:"id"`
 	Registered time.Time             `json:"registered"`
-	By         string                `json:"by,omitempty"`
+	Source     string                `json:"source,omitempty"`
 	Artifact   *declaration.Artifact `json:"artifact,omitempty"`
 }
 
@@ -253,7 +254,9 @@ type Build struct {
 type RegisterAsk struct {
 	Manifest json.RawMessage       `json:"manifest"`
 	Artifact *declaration.Artifact `json:"artifact,omitempty"`
-	Why      string                `json:"why,omitempty"`
+	// Source says where it came from, for people.
+	Source string `json:"source,omitempty"`
+	Why    string `json:"why,omitempty"`
 }
 
 // RegisterAnswer names the build. Registering what is the newest already gives that one again.
@@ -266,7 +269,7 @@ type RegisterAnswer struct {
 }
 
 // AssignAsk puts a module on a node, or changes its settings there. Settings and secrets given are
-// set, those named in Unset are dropped, the others stay.
+// set, settings named in Unset go back to the manifest's default, the others stay.
 type AssignAsk struct {
 	Node     subject.Node                 `json:"node"`
 	Module   subject.Module               `json:"module"`
@@ -452,19 +455,21 @@ type OperatorRevokeAsk struct {
 type ChangesAsk struct {
 	// Limit is at most 1000; 0 means 50.
 	Limit int `json:"limit,omitempty"`
-	// Before is the id to read on from; 0 means the newest.
-	Before int64 `json:"before,omitempty"`
+	// Node and Module narrow it.
+	Node   subject.Node   `json:"node,omitempty"`
+	Module subject.Module `json:"module,omitempty"`
 }
 
 // Change is one line of the journal.
 type Change struct {
-	ID      int64     `json:"id"`
-	At      time.Time `json:"at"`
-	Who     string    `json:"who"`
-	What    string    `json:"what"`
-	Subject string    `json:"subject"`
-	Detail  string    `json:"detail,omitempty"`
-	Why     string    `json:"why,omitempty"`
+	ID     int64          `json:"id"`
+	At     time.Time      `json:"at"`
+	Who    string         `json:"who"`
+	What   string         `json:"what"`
+	Object string         `json:"object"`
+	Node   subject.Node   `json:"node,omitempty"`
+	Module subject.Module `json:"module,omitempty"`
+	Why    string         `json:"why,omitempty"`
 }
 
 // ChangesAnswer is a page of the journal.
