@@ -29,6 +29,8 @@ type AssignSet struct {
 	Unset []string          // settings that go back to the manifest's default
 	// Secrets are in clear here and sealed before anything is written.
 	Secrets map[string]string
+	// Sealed are secrets that were sealed where they were known, to the key of the one node that is named.
+	Sealed map[string]credential.Sealed
 }
 
 // Assigned is what became of one node.
@@ -53,6 +55,9 @@ func (s *Store) Assign(ctx context.Context, by By, names []subject.Node, module 
 		nodes, err := selected(ctx, t, names)
 		if err != nil {
 			return err
+		}
+		if len(set.Sealed) > 0 && len(nodes) != 1 {
+			return refusal.New("sealed secrets for several nodes", "each is sealed to one node's key", "assign to one node at a time")
 		}
 		for _, n := range nodes {
 			a, err := s.assign(t, n, b, set)
@@ -90,6 +95,14 @@ func (set AssignSet) known(m *manifest.Manifest) error {
 			return refusal.Newf("the secret "+k, "carry large content in a bundle", "it has %d bytes, at most %d are taken", len(set.Secrets[k]), manifest.MaxText)
 		}
 	}
+	for _, k := range slices.Sorted(maps.Keys(set.Sealed)) {
+		if err := m.KnowsSecret(k); err != nil {
+			return err
+		}
+		if len(set.Sealed[k]) > 2*manifest.MaxText {
+			return refusal.Newf("the secret "+k, "carry large content in a bundle", "it has %d bytes sealed, at most %d are taken", len(set.Sealed[k]), 2*manifest.MaxText)
+		}
+	}
 	return nil
 }
 
@@ -124,11 +137,15 @@ func (s *Store) assign(t *tx, n Node, b *Build, set AssignSet) (Assigned, error)
 		}
 		words = append(words, "secret "+k)
 	}
+	for _, k := range slices.Sorted(maps.Keys(set.Sealed)) {
+		a.Secrets[k] = set.Sealed[k]
+		words = append(words, "secret "+k)
+	}
 	if missing := Missing(b.Manifest, a.Settings, a.Secrets); len(missing) > 0 {
 		return out, refusal.Newf(fmt.Sprintf("the assignment of %s to %s", b.Module, n.Name), "give what is missing with --set or --secret",
 			"it lacks %s, for which the manifest has no default", strings.Join(missing, ", "))
 	}
-	if out.Changed = out.New || before != encode(a.Settings) || len(set.Secrets) > 0; !out.Changed {
+	if out.Changed = out.New || before != encode(a.Settings) || len(set.Secrets)+len(set.Sealed) > 0; !out.Changed {
 		return out, nil
 	}
 	if err := t.exec(`INSERT INTO assignment (node, module, settings, secrets) VALUES (?, ?, ?, ?)
