@@ -326,6 +326,33 @@ func TestWatchNamesTheOthers(t *testing.T) {
 	})
 }
 
+// Somebody else commits all the time: loads go through, looks are whole.
+func TestLoadsAmongOthers(t *testing.T) {
+	s := netlab.NewSpace(t, "host")
+	d := open(t, s, firewall.WithoutOwner())
+	other := open(t, s, firewall.WithoutOwner())
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			if _, err := s.Try("add table ip x; add chain ip x c; delete table ip x", "nft", "-f", "-"); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	}()
+	tables := []firewall.Table{compile(t, sample(t)), compile(t, many(200))}
+	for i := range 100 {
+		load(t, d, tables[i%2])
+		if why := differs(t, other, tables[i%2]); why != "" {
+			t.Fatalf("load %d: %s", i, why)
+		}
+	}
+	cancel()
+	<-done
+}
+
 func TestUnchangedCostsOneQuestion(t *testing.T) {
 	s := netlab.NewSpace(t, "host")
 	d := open(t, s)

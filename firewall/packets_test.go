@@ -168,6 +168,38 @@ func TestPackets(t *testing.T) {
 	}
 }
 
+// Docker and Kubernetes send bridged frames through the forward hook: a guest on an uplink that is a
+// bridge is not filtered for that.
+func TestGuestOnAnUplinkBridge(t *testing.T) {
+	lab := netlab.New(t)
+	guest := netlab.NewSpace(t, "guest")
+	guest.Join("g0", []string{"172.30.0.50/24", "fd30::50/64"}, lab.Host, "vethg", nil)
+	lab.Host.Run("", "ip", "link", "set", "vethg", "master", netlab.Bridge)
+	for _, family := range []string{"iptables", "ip6tables"} {
+		if out, err := lab.Host.Try("1", "tee", "/proc/sys/net/bridge/bridge-nf-call-"+family); err != nil {
+			t.Skipf("this kernel has no br_netfilter: %s", out)
+		}
+	}
+	guest.Serve("tcp", "[::]:80")
+	lab.Host.Serve("tcp", "[::]:80")
+	d := open(t, lab.Host)
+	f := firewall.Filter{Outside: []string{netlab.Bridge}}
+	load(t, d, compile(t, f))
+	if err := lab.Container.Ask("tcp", "172.30.0.50:80", never); err == nil {
+		t.Error("bridged frames do not meet the forward chain: this test shows nothing")
+	}
+	f.Bridges = f.Outside
+	load(t, d, compile(t, f))
+	for _, to := range []string{"172.30.0.50:80", "[fd30::50]:80"} {
+		if err := lab.Container.Ask("tcp", to, soon); err != nil {
+			t.Errorf("to a guest on the bridge, %s: %v", to, err)
+		}
+	}
+	if err := lab.Container.Ask("tcp", "172.30.0.1:80", never); err == nil {
+		t.Error("the host behind the bridge is open")
+	}
+}
+
 // ping sends one echo request and waits for the answer.
 func ping(from *netlab.Space, network, to string) error {
 	request, reply, header := byte(8), byte(0), 20 // what is read begins with the header of IPv4

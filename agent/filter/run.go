@@ -144,15 +144,14 @@ func (f *Filter) repair(ctx context.Context, table firewall.Table, why string, e
 	}
 	braked := len(f.repairs) >= brakeAfter && !tick
 	news := braked && !f.state.Fought
-	f.state.LastDrift = why
+	f.state.LastDrift, f.state.Loaded = why, false
 	if e.Process != "" || f.state.LastRepairBy == "" {
 		f.state.LastRepairBy = by
 	}
 	if braked {
-		f.state.Fought, f.state.Loaded = true, false
+		f.state.Fought = true
 	} else {
 		f.repairs = append(f.repairs, now)
-		f.state.Repairs++
 	}
 	f.mu.Unlock()
 	if braked {
@@ -162,10 +161,9 @@ func (f *Filter) repair(ctx context.Context, table firewall.Table, why string, e
 		return
 	}
 	if err := f.cfg.Kernel.Load(ctx, table); err != nil {
-		f.set(func(s *State) { s.Loaded = false })
 		f.cfg.Log.Error("packet filter not repaired", "why", why, "by", by, "err", err)
 		return
 	}
-	f.set(func(s *State) { s.Loaded = true })
+	f.set(func(s *State) { s.Loaded, s.Repairs = true, s.Repairs+1 })
 	f.cfg.Log.Warn("packet filter repaired", "why", why, "by", by)
 }

@@ -51,10 +51,10 @@ type Space struct {
 func New(t testing.TB) *Lab {
 	t.Helper()
 	lab := &Lab{NewSpace(t, "outside"), NewSpace(t, "host"), NewSpace(t, "container"), NewSpace(t, "peer")}
-	lab.Outside.join("o0", []string{Outside4 + "/24", Outside6 + "/64"}, lab.Host, Uplink, []string{HostOutside4 + "/24", HostOutside6 + "/64"})
-	lab.Peer.join("p0", []string{Peer4 + "/24", Peer6 + "/64"}, lab.Host, Tunnel, []string{HostTunnel4 + "/24", HostTunnel6 + "/64"})
+	lab.Outside.Join("o0", []string{Outside4 + "/24", Outside6 + "/64"}, lab.Host, Uplink, []string{HostOutside4 + "/24", HostOutside6 + "/64"})
+	lab.Peer.Join("p0", []string{Peer4 + "/24", Peer6 + "/64"}, lab.Host, Tunnel, []string{HostTunnel4 + "/24", HostTunnel6 + "/64"})
 	lab.Host.link(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: Bridge}}, HostBridge4+"/24", HostBridge6+"/64")
-	lab.Container.join("c0", []string{Container4 + "/24", Container6 + "/64"}, lab.Host, "vethc", nil)
+	lab.Container.Join("c0", []string{Container4 + "/24", Container6 + "/64"}, lab.Host, "vethc", nil)
 	lab.Host.Do(func() {
 		bridge, err := netlink.LinkByName(Bridge)
 		must(t, err)
@@ -156,8 +156,8 @@ func (s *Space) route(words string) {
 	s.Run("", append(append(args, "route", "add"), strings.Fields(words)...)...)
 }
 
-// join connects two spaces with a pair of virtual cables.
-func (s *Space) join(name string, addresses []string, to *Space, far string, farAddresses []string) {
+// Join connects two spaces with a pair of virtual cables.
+func (s *Space) Join(name string, addresses []string, to *Space, far string, farAddresses []string) {
 	s.t.Helper()
 	s.Do(func() {
 		must(s.t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: far, PeerNamespace: netlink.NsFd(to.file.Fd())}))
