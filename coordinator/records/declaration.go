@@ -20,7 +20,8 @@ type Declared struct {
 	Composed time.Time
 	// Sent is the last seq that was put on the bus; 0: none yet.
 	Sent uint64
-	// Artifacts are the digests it names, Before those of the one before it, which the node may still run.
+	// Artifacts are the digests it names, sorted; Before those of the last declaration that named others,
+	// which the node may still run.
 	Artifacts, Before []string
 }
 
@@ -33,12 +34,12 @@ type NewDeclared struct {
 	Signed    declaration.Signed
 }
 
-// ErrStale is met by errors.Is when a declaration was composed for a node that is gone, or with a seq
-// that does not grow.
+// ErrStale is met by errors.Is when a declaration's seq does not grow.
 var ErrStale = errors.New("composed from records that have changed since")
 
 // KeepDeclared keeps new declarations as the last ones, in one transaction that is on disk when it
-// returns: only then may they be sent, for a seq is never given twice.
+// returns: only then may they be sent, for a seq is never given twice. One of a node that was removed
+// meanwhile is dropped.
 func (s *Store) KeepDeclared(ctx context.Context, all []NewDeclared) error {
 	if len(all) == 0 {
 		return nil
@@ -48,7 +49,8 @@ func (s *Store) KeepDeclared(ctx context.Context, all []NewDeclared) error {
 		row, err := t.PrepareContext(ctx, `INSERT INTO declaration (node, seq, hash, composed, sent, artifacts, before)
 			SELECT id, ?2, ?3, ?4, 0, ?5, '[]' FROM node WHERE name = ?1 AND removed IS NULL
 			ON CONFLICT (node) DO UPDATE SET seq = excluded.seq, hash = excluded.hash, composed = excluded.composed,
-				before = artifacts, artifacts = excluded.artifacts WHERE excluded.seq > seq
+				before = CASE WHEN excluded.artifacts = artifacts THEN before ELSE artifacts END, artifacts = excluded.artifacts
+				WHERE excluded.seq > seq
 			RETURNING node`)
 		if err != nil {
 			return err
@@ -69,7 +71,10 @@ func (s *Store) KeepDeclared(ctx context.Context, all []NewDeclared) error {
 			var id int64
 			switch err := row.QueryRowContext(ctx, string(d.Node), int64(d.Seq), d.Hash[:], now, artifacts).Scan(&id); {
 			case errors.Is(err, sql.ErrNoRows):
-				return fmt.Errorf("%s seq %d: %w", d.Node, d.Seq, ErrStale)
+				if gone, err := nodeGone(ctx, t, d.Node); err != nil || !gone {
+					return errors.Join(fmt.Errorf("%s seq %d: %w", d.Node, d.Seq, ErrStale), err)
+				}
+				continue
 			case err != nil:
 				return fmt.Errorf("%s: %w", d.Node, err)
 			}
@@ -85,23 +90,59 @@ func (s *Store) KeepDeclared(ctx context.Context, all []NewDeclared) error {
 	return nil
 }
 
+func nodeGone(ctx context.Context, q querier, name subject.Node) (bool, error) {
+	var n int
+	err := q.QueryRowContext(ctx, `SELECT count(*) FROM node WHERE name = ? AND removed IS NULL`, string(name)).Scan(&n)
+	return n == 0, err
+}
+
 // Declared returns the last declaration composed for a node; Seq 0 when there is none.
 func (s *Store) Declared(ctx context.Context, node subject.Node) (Declared, error) {
 	in, err := s.Inputs(ctx, node)
 	return in.Declared, err
 }
 
-// DeclaredText returns the last declaration composed for a node as it was signed.
-func (s *Store) DeclaredText(ctx context.Context, node subject.Node) (declaration.Signed, error) {
+// DeclaredText returns the last declaration composed for a node as it was signed, with its seq.
+func (s *Store) DeclaredText(ctx context.Context, node subject.Node) (declaration.Signed, uint64, error) {
 	var b []byte
-	err := s.db.Read().QueryRowContext(ctx, `SELECT t.signed FROM declaration_text t JOIN node n ON n.id = t.node WHERE n.name = ? AND n.removed IS NULL`, string(node)).Scan(&b)
+	var seq uint64
+	err := s.db.Read().QueryRowContext(ctx, `SELECT t.signed, d.seq FROM node n JOIN declaration d ON d.node = n.id JOIN declaration_text t ON t.node = n.id
+		WHERE n.name = ? AND n.removed IS NULL`, string(node)).Scan(&b, &seq)
 	if errors.Is(err, sql.ErrNoRows) {
-		return nil, fmt.Errorf("%w: %w", refusal.New("the declaration of "+string(node), "none was composed yet", "push to it"), ErrUnknown)
+		return nil, 0, fmt.Errorf("%w: %w", refusal.New("the declaration of "+string(node), "none was composed yet", "push to it"), ErrUnknown)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read the declaration of %s: %w", node, err)
+		return nil, 0, fmt.Errorf("read the declaration of %s: %w", node, err)
 	}
-	return b, nil
+	return b, seq, nil
+}
+
+// Waiting are the nodes whose last declaration was not sent or is not known to be applied, and why, by
+// name.
+func (s *Store) Waiting(ctx context.Context) (map[subject.Node]string, error) {
+	all := make(map[subject.Node]string)
+	err := each(ctx, s.db.Read(), func(r *sql.Rows) error {
+		var name subject.Node
+		var seq, sent, applied uint64
+		var outcome string
+		if err := r.Scan(&name, &seq, &sent, &applied, &outcome); err != nil {
+			return err
+		}
+		switch {
+		case sent < seq:
+			all[name] = fmt.Sprintf("declaration %d was not sent", seq)
+		case applied < seq:
+			all[name] = fmt.Sprintf("it has not spoken of declaration %d", seq)
+		default:
+			all[name] = fmt.Sprintf("declaration %d is %s", seq, outcome)
+		}
+		return nil
+	}, `SELECT n.name, d.seq, d.sent, coalesce(r.seq, 0), coalesce(r.outcome, 'none') FROM node n JOIN declaration d ON d.node = n.id LEFT JOIN report r ON r.node = n.id
+		WHERE n.removed IS NULL AND (d.sent < d.seq OR r.seq IS NULL OR r.seq < d.seq OR r.outcome <> 'applied')`)
+	if err != nil {
+		return nil, fmt.Errorf("read who waits: %w", err)
+	}
+	return all, nil
 }
 
 // Send is one declaration put on the bus, with the build of each module it carried (PSH-3).

@@ -188,6 +188,7 @@ func (t *tx) insertNode(name subject.Node, ask EnrolAsk) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
+	t.after = append(t.after, func() { t.s.forget(name) }) // of a removed node of the same name
 	t.touch(touch{node: name, users: true})
 	if ask.Profile == nil {
 		return id, nil

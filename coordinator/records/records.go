@@ -91,6 +91,7 @@ type By struct {
 // tx is one acting transaction.
 type tx struct {
 	*sql.Tx
+	s       *Store
 	ctx     context.Context
 	by      By
 	now     time.Time
@@ -106,7 +107,7 @@ func (s *Store) act(ctx context.Context, by By, what string, fn func(*tx) error)
 	}
 	var t *tx
 	err := s.db.Write(ctx, func(raw *sql.Tx) error {
-		t = &tx{Tx: raw, ctx: ctx, by: by, now: s.clk.Now()}
+		t = &tx{Tx: raw, s: s, ctx: ctx, by: by, now: s.clk.Now()}
 		return fn(t)
 	})
 	if err != nil {

@@ -1,0 +1,181 @@
+// Package compose makes, from the records, what each node should be and who may use the bus. Content,
+// Principals and Diff are pure functions of values: a preview, the tests and the real run share them.
+// A Composer keeps the decoded records in memory, composes again only what a change touched, gives each
+// new content its seq and signs it (design §8).
+//
+// It sends nothing: the push does. A Composer starts goroutines only inside a call, which waits for
+// them; it is safe for concurrent use, one composition at a time.
+package compose
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"mesh/coordinator/records"
+	"mesh/shared/credential"
+	"mesh/shared/declaration"
+	"mesh/shared/manifest"
+	"mesh/shared/rule"
+	"mesh/shared/subject"
+)
+
+// View is all that one node's content is made of.
+type View struct {
+	Node  subject.Node
+	Bus   credential.Bus
+	Drift declaration.Drift
+	// Tunnel is the overlay link by name; empty: the one the node reports.
+	Tunnel string
+	// Admin are the node's own openings.
+	Admin []rule.Allow
+	Facts records.Facts
+	// Modules are the instances, in any order.
+	Modules []Instance
+}
+
+// Instance is a module as it shall run on the node.
+type Instance struct {
+	Build    *records.Build
+	Settings map[string]string
+	Secrets  map[string]credential.Sealed
+}
+
+// Left is something that is not in the content although the records ask for it.
+type Left struct {
+	// Module is the module it concerns; empty: the node itself.
+	Module subject.Module `json:"module,omitempty"`
+	// What is left out: "module", "setting port", "packet filter".
+	What string `json:"what"`
+	Why  string `json:"why"`
+}
+
+// String is Left in one line.
+func (l Left) String() string {
+	if l.Module == "" {
+		return l.What + ": " + l.Why
+	}
+	return l.What + " of " + string(l.Module) + ": " + l.Why
+}
+
+// moduleLeft is Left.What of a module that is not sent.
+const moduleLeft = "module"
+
+// Content composes what the node should be. The same view gives the same content, whatever the order
+// of its modules. A module that the machine cannot run is left out and named (NOD-5); a node that has
+// reported no uplink gets no filter and keeps the one it has (NET-3).
+func Content(v View) (*declaration.Content, []Left) {
+	var left []Left
+	c := &declaration.Content{Bus: v.Bus, Drift: v.Drift, Modules: make([]declaration.Module, 0, len(v.Modules))}
+	instances := v.Modules
+	if !slices.IsSortedFunc(instances, byName) {
+		instances = slices.SortedFunc(slices.Values(instances), byName)
+	}
+	sent := make([]*records.Build, 0, len(instances))
+	for _, i := range instances {
+		if why := unfit(i, v.Facts); why != "" {
+			left = append(left, Left{i.Build.Module, moduleLeft, why})
+			continue
+		}
+		settings, dropped := knownSettings(i)
+		left = append(left, dropped...)
+		c.Modules = append(c.Modules, declaration.Module{Name: i.Build.Module, Build: i.Build.ID, Artifact: i.Build.Artifact,
+			Manifest: i.Build.Text, Settings: settings, Secrets: i.Secrets})
+		sent = append(sent, i.Build)
+	}
+	if v.Facts.Uplinks == 0 {
+		return c, append(left, Left{What: "packet filter", Why: "the node has reported no uplink yet, so it is sent no filter and keeps the one it has"})
+	}
+	c.Filter = &declaration.Filter{Allow: openings(v.Admin, sent), Tunnel: cmp.Or(v.Tunnel, v.Facts.Tunnel)}
+	return c, left
+}
+
+func byName(a, b Instance) int { return cmp.Compare(a.Build.Module, b.Build.Module) }
+
+// unfit says why the instance cannot run on a machine like this, or "". What the machine has not said
+// is not held against it.
+func unfit(i Instance, f records.Facts) string {
+	m := i.Build.Manifest
+	needs := m.Needs
+	switch {
+	case len(needs.Arch) > 0 && f.Arch != "" && !slices.Contains(needs.Arch, manifest.Arch(f.Arch)):
+		return fmt.Sprintf("it needs a machine of %s, this one is %s", orList(needs.Arch), f.Arch)
+	case len(needs.OS) > 0 && f.OS != "" && !slices.Contains(needs.OS, f.OS):
+		return fmt.Sprintf("it needs the system %s, this one has %s", orList(needs.OS), f.OS)
+	case needs.Engine && f.OS != "" && f.Engine == "":
+		return "it needs a container engine, this machine has none"
+	}
+	if len(m.Settings)+len(m.Secrets) == 0 {
+		return ""
+	}
+	if missing := records.Missing(m, i.Settings, i.Secrets); len(missing) > 0 {
+		return "the assignment lacks " + strings.Join(missing, ", ")
+	}
+	return ""
+}
+
+func orList[T ~string](words []T) string {
+	s := make([]string, len(words))
+	for i, w := range words {
+		s[i] = string(w)
+	}
+	return strings.Join(s, " or ")
+}
+
+// knownSettings are those the build has: one that only an earlier build had is not sent, and named.
+// Defaults are the manifest's to give, which travels beside them.
+func knownSettings(i Instance) (map[string]string, []Left) {
+	known := i.Build.Manifest.Settings
+	var left []Left
+	for k := range i.Settings {
+		if _, ok := known[k]; !ok {
+			left = append(left, Left{i.Build.Module, "setting " + k, fmt.Sprintf("%s has no such setting any more", i.Build.ID)})
+		}
+	}
+	if left == nil {
+		return i.Settings, nil
+	}
+	slices.SortFunc(left, func(a, b Left) int { return cmp.Compare(a.What, b.What) })
+	kept := make(map[string]string, len(i.Settings))
+	for k, v := range i.Settings {
+		if _, ok := known[k]; ok {
+			kept[k] = v
+		}
+	}
+	return kept, left
+}
+
+// openings are the way in for people first, then each module's by name, port and from.
+func openings(admin []rule.Allow, builds []*records.Build) []rule.Allow {
+	all := make([]rule.Allow, 0, len(admin)+len(builds))
+	all = append(all, admin...)
+	slices.SortStableFunc(all, byPort)
+	for _, b := range builds {
+		first := len(all)
+		for _, a := range b.Manifest.Firewall.Allow {
+			all = append(all, rule.Allow{Owner: string(b.Module), Port: a.Port, From: a.From})
+		}
+		slices.SortStableFunc(all[first:], byPort)
+	}
+	return all
+}
+
+func byPort(a, b rule.Allow) int {
+	if c := cmp.Or(cmp.Compare(a.Port.First, b.Port.First), cmp.Compare(a.Port.Last, b.Port.Last), cmp.Compare(a.Port.Protocol, b.Port.Protocol)); c != 0 {
+		return c
+	}
+	return cmp.Compare(a.From.String(), b.From.String())
+}
+
+// Artifacts are the digests the content names, sorted, each once.
+func Artifacts(c *declaration.Content) []string {
+	var all []string
+	for _, m := range c.Modules {
+		if m.Artifact != nil {
+			all = append(all, m.Artifact.Digest)
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}

@@ -1,0 +1,387 @@
+package compose
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"mesh/coordinator/records"
+	"mesh/shared/clock"
+	"mesh/shared/credential"
+	"mesh/shared/declaration"
+	"mesh/shared/grant"
+	"mesh/shared/refusal"
+	"mesh/shared/subject"
+)
+
+// batch is how many nodes are composed, committed and emitted at once: large enough that a commit's
+// sync costs little a node, small enough that the first nodes are sent early.
+const batch = 2048
+
+// Options are what a Composer needs beside the records.
+type Options struct {
+	Signer *credential.Signer
+	// Coordinator is the coordinator's own public key on the bus.
+	Coordinator string
+	Rights      Rights
+	Clock       clock.Clock
+	// Workers bounds the goroutines; 0: one a core.
+	Workers int
+}
+
+// Composed is what composing a node came to.
+type Composed struct {
+	Node subject.Node
+	// Seq is its declaration's number.
+	Seq  uint64
+	Hash [32]byte
+	// Changed: the content is new, and so is the seq. Otherwise seq and signed text are those of the last.
+	Changed bool
+	// Builds are the builds it carries, by module, for the record of the send (PSH-3).
+	Builds map[subject.Module]string
+	Left   []Left
+	// Err says why there is no declaration for this node; the others stand.
+	Err error
+
+	content   []byte
+	artifacts []string
+	signed    declaration.Signed
+}
+
+// Composer composes from a store. One goroutine at a time works in it.
+type Composer struct {
+	store *records.Store
+	o     Options
+
+	mu     sync.Mutex // one composition at a time; also guards what follows
+	loaded bool
+	mark   uint64
+	mesh   records.Mesh
+	nodes  map[subject.Node]*state
+	on     map[subject.Module]map[subject.Node]struct{}
+	builds map[subject.Module]*records.Build
+
+	users   []grant.Principal
+	dirty   bool      // users is to be made again
+	until   time.Time // when users changes by itself
+	version uint64    // of users
+}
+
+// state is what is kept of a node.
+type state struct {
+	in records.Inputs
+	// fetch is what it may fetch.
+	fetch []string
+	// clean: composing it would give in.Declared again, with this left out.
+	clean bool
+	left  []Left
+}
+
+// New makes a Composer; it reads the records when it is asked first.
+func New(store *records.Store, o Options) *Composer {
+	if o.Workers == 0 {
+		o.Workers = runtime.GOMAXPROCS(0)
+	}
+	return &Composer{store: store, o: o}
+}
+
+// Node composes one node, with a new seq when its content is new; that is on disk when it returns.
+func (c *Composer) Node(ctx context.Context, name subject.Node) (Composed, error) {
+	var one Composed
+	err := c.Nodes(ctx, []subject.Node{name}, func(all []Composed) error { one = all[0]; return nil })
+	if err != nil {
+		return Composed{}, err
+	}
+	return one, one.Err
+}
+
+// Nodes composes the nodes named and hands them to emit in batches, each once it is on disk. An unknown
+// name refuses the whole before anything is composed; so does an empty selection (PSH-11).
+func (c *Composer) Nodes(ctx context.Context, names []subject.Node, emit func([]Composed) error) error {
+	if len(names) == 0 {
+		return refusal.New("an empty selection of nodes", "nothing is named, and nothing never means all", "name the nodes")
+	}
+	names = slices.Compact(slices.Sorted(slices.Values(names)))
+	if err := c.know(ctx, names); err != nil {
+		return err
+	}
+	for part := range slices.Chunk(names, batch) {
+		out, err := c.compose(ctx, part)
+		if err != nil {
+			return err
+		}
+		if err := emit(out); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// All composes every node, as Nodes does. A mesh without nodes emits nothing.
+func (c *Composer) All(ctx context.Context, emit func([]Composed) error) error {
+	names, err := c.Names(ctx)
+	if err != nil || len(names) == 0 {
+		return err
+	}
+	return c.Nodes(ctx, names, emit)
+}
+
+// Names are the nodes of the mesh, sorted.
+func (c *Composer) Names(ctx context.Context) ([]subject.Node, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.refresh(ctx); err != nil {
+		return nil, err
+	}
+	names := make([]subject.Node, 0, len(c.nodes))
+	for n := range c.nodes {
+		names = append(names, n)
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+// Text is the signed declaration: the new one, or the last one as the records keep it.
+func (c *Composer) Text(ctx context.Context, d Composed) (declaration.Signed, error) {
+	if d.Err != nil {
+		return nil, d.Err
+	}
+	if d.signed != nil {
+		return d.signed, nil
+	}
+	text, seq, err := c.store.DeclaredText(ctx, d.Node)
+	if err != nil {
+		return nil, err
+	}
+	if seq != d.Seq {
+		return nil, fmt.Errorf("the declaration of %s is %d by now, not %d: %w", d.Node, seq, d.Seq, records.ErrStale)
+	}
+	return text, nil
+}
+
+// know refuses unknown names.
+func (c *Composer) know(ctx context.Context, names []subject.Node) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.refresh(ctx); err != nil {
+		return err
+	}
+	for _, n := range names {
+		if c.nodes[n] == nil {
+			_, err := c.store.Node(ctx, n) // refuses with the one probably meant
+			if err == nil {
+				err = fmt.Errorf("node %s: %w", n, records.ErrUnknown)
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+// compose composes one batch and keeps what is new. A node removed meanwhile is left out.
+func (c *Composer) compose(ctx context.Context, names []subject.Node) ([]Composed, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.refresh(ctx); err != nil {
+		return nil, err
+	}
+	out := c.work(names, true)
+	var fresh []records.NewDeclared
+	for i := range out {
+		if d := &out[i]; d.Changed {
+			fresh = append(fresh, records.NewDeclared{Node: d.Node, Seq: d.Seq, Hash: d.Hash, Artifacts: d.artifacts, Signed: d.signed})
+		}
+	}
+	if err := c.store.KeepDeclared(ctx, fresh); err != nil {
+		c.loaded = false
+		return nil, err
+	}
+	now := c.o.Clock.Now()
+	for i := range out {
+		c.settle(&out[i], now)
+	}
+	return out, nil
+}
+
+// settle notes what became of a node.
+func (c *Composer) settle(d *Composed, now time.Time) {
+	s := c.nodes[d.Node]
+	if d.Err != nil || s.clean {
+		return
+	}
+	s.clean, s.left = true, d.Left
+	if !d.Changed {
+		return
+	}
+	before := s.in.Declared.Before
+	if !slices.Equal(d.artifacts, s.in.Declared.Artifacts) {
+		before = s.in.Declared.Artifacts
+	}
+	s.in.Declared = records.Declared{Seq: d.Seq, Hash: d.Hash, Composed: now, Artifacts: d.artifacts, Before: before}
+	s.in.Base = d.Seq
+	c.refetch(s)
+}
+
+// work composes names side by side. With sign, new contents get their seq and signature.
+func (c *Composer) work(names []subject.Node, sign bool) []Composed {
+	out := make([]Composed, 0, len(names))
+	for _, n := range names {
+		if c.nodes[n] != nil {
+			out = append(out, Composed{Node: n})
+		}
+	}
+	const stride = 16 // nodes a worker takes at once
+	var next atomic.Int64
+	worker := func() {
+		var buf []byte
+		for {
+			end := int(next.Add(stride))
+			for i := end - stride; i < min(end, len(out)); i++ {
+				buf = c.one(&out[i], buf[:0], sign)
+			}
+			if end >= len(out) {
+				return
+			}
+		}
+	}
+	workers := min(c.o.Workers, (len(out)+stride-1)/stride)
+	if workers <= 1 {
+		worker()
+		return out
+	}
+	var wg sync.WaitGroup
+	for range workers {
+		wg.Go(worker) // ends when out is used up
+	}
+	wg.Wait()
+	return out
+}
+
+// one composes d, with buf for its content, and returns buf for the next. It reads c only.
+func (c *Composer) one(d *Composed, buf []byte, sign bool) []byte {
+	s := c.nodes[d.Node]
+	d.Seq, d.Hash = s.in.Declared.Seq, s.in.Declared.Hash
+	if s.clean {
+		d.Left = s.left
+		d.Builds = c.buildsOf(s)
+		return buf
+	}
+	v, err := c.view(s)
+	if err != nil {
+		d.Err = err
+		return buf
+	}
+	content, left := Content(v)
+	d.Left = left
+	if buf, d.Err = declaration.AppendContent(buf, content); d.Err != nil {
+		return buf
+	}
+	d.Builds = make(map[subject.Module]string, len(content.Modules))
+	for _, m := range content.Modules {
+		d.Builds[m.Name] = m.Build
+	}
+	d.artifacts = Artifacts(content)
+	d.Hash = c.hash(buf)
+	if d.Changed = s.in.Declared.Seq == 0 || d.Hash != s.in.Declared.Hash || s.in.Base > s.in.Declared.Seq; !d.Changed {
+		return buf
+	}
+	d.Seq = s.in.Base + 1
+	if !sign {
+		d.content = slices.Clone(buf)
+		return buf
+	}
+	if d.Err = c.sign(d, buf); d.Err != nil {
+		d.Changed, d.Seq = false, s.in.Declared.Seq
+	}
+	return buf
+}
+
+func (c *Composer) sign(d *Composed, content []byte) error {
+	body, err := declaration.Join(declaration.Head{Format: declaration.Format, Mesh: c.mesh.ID, Node: d.Node, Seq: d.Seq}, content)
+	if err != nil {
+		return err
+	}
+	if d.signed, err = declaration.Sign(c.o.Signer, body); err != nil {
+		return fmt.Errorf("declare %s: %w", d.Node, err)
+	}
+	return nil
+}
+
+// hash is equal for equal contents of one mesh under one signer: another signer makes everything new.
+func (c *Composer) hash(content []byte) (sum [32]byte) {
+	h := sha256.New()
+	h.Write([]byte(c.o.Signer.Verifier())) // a hash never fails
+	h.Write([]byte{0, declaration.Format})
+	h.Write([]byte(c.mesh.ID))
+	h.Write([]byte{0})
+	h.Write(content)
+	h.Sum(sum[:0])
+	return sum
+}
+
+// buildsOf are the builds in the node's last declaration, which is up to date.
+func (c *Composer) buildsOf(s *state) map[subject.Module]string {
+	all := make(map[subject.Module]string, len(s.in.Placed))
+	for _, p := range s.in.Placed {
+		all[p.Module] = c.builds[p.Module].ID
+	}
+	for _, l := range s.left {
+		if l.What == moduleLeft {
+			delete(all, l.Module)
+		}
+	}
+	return all
+}
+
+// view decodes what is kept of a node.
+func (c *Composer) view(s *state) (View, error) {
+	n := &s.in.Node
+	v := View{Node: n.Name, Bus: c.mesh.Bus, Drift: n.Drift, Tunnel: n.Tunnel, Admin: n.Admin, Facts: s.in.Facts,
+		Modules: make([]Instance, len(s.in.Placed))}
+	for i, p := range s.in.Placed {
+		settings, err := records.Texts[string](p.Settings)
+		if err != nil {
+			return v, fmt.Errorf("settings of %s on %s: %w", p.Module, n.Name, err)
+		}
+		secrets, err := records.Texts[credential.Sealed](p.Secrets)
+		if err != nil {
+			return v, fmt.Errorf("secrets of %s on %s: %w", p.Module, n.Name, err)
+		}
+		v.Modules[i] = Instance{c.builds[p.Module], settings, secrets}
+	}
+	return v, nil
+}
+
+// Principals are all who shall be on the bus's user list, and a version that is equal while they are:
+// who has applied that version has nothing to do. The slice is shared: do not write to it.
+func (c *Composer) Principals(ctx context.Context) ([]grant.Principal, uint64, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.refresh(ctx); err != nil {
+		return nil, 0, err
+	}
+	now := c.o.Clock.Now()
+	if !c.dirty && (c.until.IsZero() || now.Before(c.until)) {
+		return c.users, c.version, nil
+	}
+	operators, errO := c.store.Operators(ctx)
+	invitations, errI := c.store.Invitations(ctx)
+	if err := errors.Join(errO, errI); err != nil {
+		return nil, 0, fmt.Errorf("compose the bus's users: %w", err)
+	}
+	u := Users{Coordinator: c.o.Coordinator, Operators: operators, Invitations: invitations, Now: now, Rights: c.o.Rights,
+		Nodes: make([]NodeUser, 0, len(c.nodes))}
+	for _, s := range c.nodes {
+		u.Nodes = append(u.Nodes, NodeUser{s.in.Node.Name, s.in.Node.Key, s.fetch})
+	}
+	slices.SortFunc(u.Nodes, func(a, b NodeUser) int { return compareNodes(a.Name, b.Name) })
+	c.users, c.until, c.dirty = Principals(u), nextLeave(invitations, now), false
+	c.version++
+	return c.users, c.version, nil
+}

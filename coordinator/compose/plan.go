@@ -1,0 +1,309 @@
+package compose
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"mesh/coordinator/records"
+	"mesh/shared/credential"
+	"mesh/shared/declaration"
+	"mesh/shared/refusal"
+	"mesh/shared/rule"
+	"mesh/shared/strict"
+	"mesh/shared/subject"
+)
+
+// Change is one thing a push would change on a node.
+type Change struct {
+	// Module it concerns; empty: the node itself.
+	Module subject.Module `json:"module,omitempty"`
+	// What changes: "module" (comes or goes), "build", "setting port", "secret key", "open", "close",
+	// "filter", "tunnel", "drift", "bus".
+	What string `json:"what"`
+	// From and To are what is and what would be; empty: nothing.
+	From string `json:"from,omitempty"`
+	To   string `json:"to,omitempty"`
+	// Why is who did what to cause it, from the journal.
+	Why string `json:"why,omitempty"`
+}
+
+// NodePlan is what a push to one node would do.
+type NodePlan struct {
+	Node subject.Node `json:"node"`
+	// Seq is the last declaration's; a push would send the next when there are Changes, else this again.
+	Seq uint64 `json:"seq"`
+	// Unsent: the last declaration never reached the bus.
+	Unsent  bool     `json:"unsent,omitempty"`
+	Changes []Change `json:"changes,omitempty"`
+	Left    []Left   `json:"left,omitempty"`
+	// Err says why no declaration can be made.
+	Err error `json:"-"`
+}
+
+// Diff lists what next changes, against the last content or nil. It decides nothing and reads nothing.
+func Diff(last, next *declaration.Content) []Change {
+	if last == nil {
+		last = &declaration.Content{}
+	}
+	var all []Change
+	add := func(m subject.Module, what, from, to string) {
+		if from != to {
+			all = append(all, Change{Module: m, What: what, From: from, To: to})
+		}
+	}
+	if last.Drift != "" {
+		add("", "drift", string(last.Drift), string(next.Drift))
+		add("", "bus", strings.Join(last.Bus.Addresses, ", "), strings.Join(next.Bus.Addresses, ", "))
+		if last.Bus.CA != next.Bus.CA {
+			add("", "bus's CA", short(last.Bus.CA), short(next.Bus.CA))
+		}
+	}
+	diffFilter(add, last.Filter, next.Filter)
+	had := make(map[subject.Module]*declaration.Module, len(last.Modules))
+	for i := range last.Modules {
+		had[last.Modules[i].Name] = &last.Modules[i]
+	}
+	for i := range next.Modules {
+		n := &next.Modules[i]
+		if h := had[n.Name]; h != nil {
+			diffModule(add, h, n)
+		} else {
+			add(n.Name, "module", "", n.Build)
+		}
+		delete(had, n.Name)
+	}
+	for _, name := range slices.Sorted(maps.Keys(had)) {
+		add(name, "module", had[name].Build, "")
+	}
+	return all
+}
+
+type addChange func(m subject.Module, what, from, to string)
+
+func diffModule(add addChange, had, next *declaration.Module) {
+	add(next.Name, "build", had.Build, next.Build)
+	if had.Build == next.Build && string(had.Manifest) != string(next.Manifest) {
+		add(next.Name, "manifest", short(string(had.Manifest)), short(string(next.Manifest)))
+	}
+	for _, k := range keys(had.Settings, next.Settings) {
+		add(next.Name, "setting "+k, had.Settings[k], next.Settings[k])
+	}
+	for _, k := range keys(had.Secrets, next.Secrets) {
+		add(next.Name, "secret "+k, sealed(had.Secrets[k]), sealed(next.Secrets[k]))
+	}
+}
+
+func keys[V any](a, b map[string]V) []string {
+	all := slices.AppendSeq(slices.Collect(maps.Keys(a)), maps.Keys(b))
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// sealed tells one sealed text from another, and from none.
+func sealed(s credential.Sealed) string {
+	if s == "" {
+		return ""
+	}
+	return "(sealed " + short(string(s)) + ")"
+}
+
+func short(text string) string {
+	if text == "" {
+		return ""
+	}
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:4])
+}
+
+func diffFilter(add addChange, had, next *declaration.Filter) {
+	if next == nil && had == nil {
+		return
+	}
+	if had == nil {
+		add("", "filter", "", "sent")
+		had = &declaration.Filter{}
+	}
+	if next == nil {
+		add("", "filter", "sent", "")
+		next = &declaration.Filter{}
+	}
+	add("", "tunnel", had.Tunnel, next.Tunnel)
+	for _, a := range without(next.Allow, had.Allow) {
+		add(owner(a), "open", "", a.Port.String()+" from "+a.From.String())
+	}
+	for _, a := range without(had.Allow, next.Allow) {
+		add(owner(a), "close", a.Port.String()+" from "+a.From.String(), "")
+	}
+}
+
+func owner(a rule.Allow) subject.Module {
+	if a.Owner == records.AdminOwner {
+		return ""
+	}
+	return subject.Module(a.Owner)
+}
+
+// without are those of a that are not in b.
+func without(a, b []rule.Allow) (out []rule.Allow) {
+	have := make(map[string]bool, len(b))
+	for _, x := range b {
+		have[x.String()] = true
+	}
+	for _, x := range a {
+		if !have[x.String()] {
+			out = append(out, x)
+		}
+	}
+	return out
+}
+
+// Plan says what a push to the nodes named would change (PSH-1). It writes nothing.
+func (c *Composer) Plan(ctx context.Context, names []subject.Node) ([]NodePlan, error) {
+	if len(names) == 0 {
+		return nil, refusal.New("an empty selection of nodes", "nothing is named, and nothing never means all", "name the nodes")
+	}
+	names = slices.Compact(slices.Sorted(slices.Values(names)))
+	if err := c.know(ctx, names); err != nil {
+		return nil, err
+	}
+	waiting, err := c.store.Waiting(ctx)
+	if err != nil {
+		return nil, err
+	}
+	composed, err := c.peek(ctx, names)
+	if err != nil {
+		return nil, err
+	}
+	plans := make([]NodePlan, len(composed))
+	for i, d := range composed {
+		p := NodePlan{Node: d.Node, Seq: d.before.Seq, Left: d.Left, Err: d.Err}
+		p.Unsent = p.Seq > 0 && strings.HasSuffix(waiting[d.Node], "was not sent")
+		if d.Changed {
+			if p.Changes, err = c.changes(ctx, &d); err != nil {
+				return nil, fmt.Errorf("plan %s: %w", d.Node, err)
+			}
+		}
+		plans[i] = p
+	}
+	return plans, nil
+}
+
+// peeked is what composing would come to, and what is.
+type peeked struct {
+	Composed
+	before records.Declared
+}
+
+// peek composes without giving a seq. What it finds unchanged is clean from now on.
+func (c *Composer) peek(ctx context.Context, names []subject.Node) ([]peeked, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.refresh(ctx); err != nil {
+		return nil, err
+	}
+	composed := c.work(names, false)
+	all := make([]peeked, len(composed))
+	for i, d := range composed {
+		s := c.nodes[d.Node]
+		all[i] = peeked{d, s.in.Declared}
+		if d.Err == nil && !d.Changed {
+			s.clean, s.left = true, d.Left
+		}
+	}
+	return all, nil
+}
+
+// changes are what d changes, each with its cause.
+func (c *Composer) changes(ctx context.Context, d *peeked) ([]Change, error) {
+	var next declaration.Content
+	if err := strict.Decode(d.content, &next); err != nil {
+		return nil, err
+	}
+	var last *declaration.Content
+	if d.before.Seq > 0 {
+		text, _, err := c.store.DeclaredText(ctx, d.Node)
+		if err != nil {
+			return nil, err
+		}
+		if last, err = contentOf(text); err != nil {
+			return nil, err
+		}
+	}
+	all := Diff(last, &next)
+	if len(all) == 0 { // another signer, or a seq the node spoke of and the records do not know
+		all = []Change{{What: "seq", From: fmt.Sprint(d.before.Seq), To: fmt.Sprint(d.Seq), Why: "the node or the signing key has moved past what these records sent"}}
+	}
+	journal, err := c.store.ChangesSince(ctx, d.Node, d.before.Composed)
+	if err != nil {
+		return nil, err
+	}
+	for i := range all {
+		if all[i].Why == "" {
+			all[i].Why = cause(all[i], journal)
+		}
+	}
+	return all, nil
+}
+
+// contentOf reads a declaration of our own records; who signed it is not asked.
+func contentOf(text declaration.Signed) (*declaration.Content, error) {
+	_, body, ok := strings.Cut(string(text), "\n")
+	if !ok {
+		return nil, errors.New("the last declaration in the records is no signed declaration")
+	}
+	var d declaration.Declaration
+	if err := strict.Decode([]byte(body), &d); err != nil {
+		return nil, fmt.Errorf("the last declaration in the records: %w", err)
+	}
+	return &d.Content, nil
+}
+
+// cause is the newest entry of the journal that explains ch; journal is newest first. A change that no
+// person made comes from what the node reported.
+func cause(ch Change, journal []records.Change) string {
+	for _, j := range journal {
+		if j.Module == ch.Module && (ch.Module != "" || j.Node != "" || ch.What == "bus") {
+			why := fmt.Sprintf("%s %s, by %s %s", j.What, j.Object, j.Who, j.At.Format(time.RFC3339))
+			if j.Why != "" {
+				why += ": " + j.Why
+			}
+			return why
+		}
+	}
+	return "the node reports other facts than before"
+}
+
+// Behind are the nodes a push would bring forward, and why, by name: the content is new, the last
+// declaration was not sent, or it is not known to be applied.
+func (c *Composer) Behind(ctx context.Context) (map[subject.Node]string, error) {
+	names, err := c.Names(ctx)
+	if err != nil || len(names) == 0 {
+		return nil, err
+	}
+	all, err := c.store.Waiting(ctx)
+	if err != nil {
+		return nil, err
+	}
+	composed, err := c.peek(ctx, names)
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range composed {
+		switch {
+		case d.Err != nil:
+			all[d.Node] = d.Err.Error()
+		case d.before.Seq == 0:
+			all[d.Node] = "it has never been sent a declaration"
+		case d.Changed:
+			all[d.Node] = fmt.Sprintf("what it should be has changed since declaration %d", d.before.Seq)
+		}
+	}
+	return all, nil
+}

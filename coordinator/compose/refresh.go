@@ -1,0 +1,148 @@
+package compose
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"mesh/coordinator/records"
+	"mesh/shared/subject"
+)
+
+func compareNodes(a, b subject.Node) int { return cmp.Compare(a, b) }
+
+// refresh brings what is kept up to the records. It holds mu. After an error the next call loads
+// everything again.
+func (c *Composer) refresh(ctx context.Context) error {
+	if !c.loaded {
+		return c.load(ctx)
+	}
+	t, mark := c.store.Touched(c.mark)
+	many := len(t.Nodes) > 1000 && len(t.Nodes) > len(c.nodes)/4
+	if t.All || many { // reading everything is cheaper than many nodes one by one
+		return c.load(ctx)
+	}
+	c.loaded = false
+	for _, m := range t.Modules {
+		if err := c.rebuild(ctx, m); err != nil {
+			return fmt.Errorf("compose: %w", err)
+		}
+	}
+	for _, n := range t.Nodes {
+		if err := c.reload(ctx, n); err != nil {
+			return fmt.Errorf("compose: %w", err)
+		}
+	}
+	c.dirty = c.dirty || t.Users
+	c.mark, c.loaded = mark, true
+	return nil
+}
+
+// load reads everything.
+func (c *Composer) load(ctx context.Context) error {
+	c.loaded = false
+	mark := c.store.Mark() // before reading: what changes meanwhile is told again
+	mesh, err := c.store.Mesh(ctx)
+	if err != nil {
+		return fmt.Errorf("compose: %w", err)
+	}
+	builds, err := c.store.Modules(ctx)
+	if err != nil {
+		return fmt.Errorf("compose: %w", err)
+	}
+	all, err := c.store.AllInputs(ctx)
+	if err != nil {
+		return fmt.Errorf("compose: %w", err)
+	}
+	c.mesh = mesh
+	c.builds = make(map[subject.Module]*records.Build, len(builds))
+	for _, b := range builds {
+		c.builds[b.Module] = b
+	}
+	c.nodes = make(map[subject.Node]*state, len(all))
+	c.on = make(map[subject.Module]map[subject.Node]struct{}, len(builds))
+	c.dirty = true
+	for _, in := range all {
+		if err := c.put(ctx, in); err != nil {
+			return fmt.Errorf("compose: %w", err)
+		}
+	}
+	c.mark, c.loaded = mark, true
+	return nil
+}
+
+// put keeps a node's inputs; whatever was composed from older ones is not clean any more.
+func (c *Composer) put(ctx context.Context, in records.Inputs) error {
+	s := &state{in: in}
+	for _, p := range in.Placed {
+		if c.builds[p.Module] == nil { // registered after the modules were read
+			b, err := c.store.Module(ctx, p.Module)
+			if err != nil {
+				return err
+			}
+			c.builds[p.Module] = b
+		}
+		where := c.on[p.Module]
+		if where == nil {
+			where = make(map[subject.Node]struct{})
+			c.on[p.Module] = where
+		}
+		where[in.Node.Name] = struct{}{}
+	}
+	if old := c.nodes[in.Node.Name]; old != nil {
+		s.fetch = old.fetch
+	}
+	c.nodes[in.Node.Name] = s
+	c.refetch(s)
+	return nil
+}
+
+// reload reads one node again.
+func (c *Composer) reload(ctx context.Context, name subject.Node) error {
+	if old := c.nodes[name]; old != nil {
+		for _, p := range old.in.Placed {
+			delete(c.on[p.Module], name)
+		}
+	}
+	in, err := c.store.Inputs(ctx, name)
+	if errors.Is(err, records.ErrUnknown) {
+		delete(c.nodes, name)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return c.put(ctx, in)
+}
+
+// rebuild takes in another current build of a module.
+func (c *Composer) rebuild(ctx context.Context, m subject.Module) error {
+	b, err := c.store.Module(ctx, m)
+	if err != nil {
+		return err
+	}
+	c.builds[m] = b
+	for name := range c.on[m] {
+		s := c.nodes[name]
+		s.clean = false
+		c.refetch(s)
+	}
+	return nil
+}
+
+// refetch derives what the node may fetch; another list is another user list.
+func (c *Composer) refetch(s *state) {
+	var now []string
+	for _, p := range s.in.Placed {
+		if a := c.builds[p.Module].Artifact; a != nil {
+			now = append(now, a.Digest)
+		}
+	}
+	all := fetchable(now, s.in.Declared.Artifacts, s.in.Declared.Before)
+	if !slices.Equal(all, s.fetch) {
+		s.fetch = all
+		c.dirty = true
+	}
+}
