@@ -74,4 +74,9 @@ type Answer struct {
 	Signer credential.Verifier `json:"signer"`
 	// Bus is where the bus is, with the mesh's CA.
 	Bus credential.Bus `json:"bus"`
+	// Heard says that the coordinator has a report of the machine's: asked again, the enrolment is over
+	// when it says so (NOD-2).
+	Heard bool `json:"heard,omitempty"`
+	// At is the coordinator's time, Unix milliseconds; for people.
+	At int64 `json:"at,omitempty"`
 }
