@@ -100,6 +100,9 @@ func routeOf(r netlink.Route) (Route, bool) {
 		if !ok {
 			return Route{}, false
 		}
+		if r.Family == netlink.FAMILY_V4 {
+			addr = addr.Unmap() // the library gives 0.0.0.0 in its IPv6 form
+		}
 		out.Dst = netip.PrefixFrom(addr, bits)
 	case r.Family == netlink.FAMILY_V4:
 		out.Dst = netip.PrefixFrom(netip.IPv4Unspecified(), 0)

@@ -82,6 +82,12 @@ func TestReadFindsUplinksOfEveryTableAndShape(t *testing.T) {
 		if got := uplinks(t); !slices.Equal(got, tt.want) {
 			t.Errorf("%s: uplinks %v, want %v", tt.name, got, tt.want)
 		}
+		if tt.name == "main table" {
+			_, routes, err := Read(t.Context())
+			if err != nil || len(routes) != 1 || routes[0].Dst.String() != "0.0.0.0/0" || routes[0].Table != unix.RT_TABLE_MAIN {
+				t.Errorf("routes %+v, %v", routes, err)
+			}
+		}
 		if tt.del != "" {
 			ip(t, tt.del)
 		}
