@@ -34,6 +34,7 @@ const (
 // machine that cannot boot hosts. When the test fails, its log ends with the hosts' last words.
 func New(t testing.TB, n int) *Bed {
 	t.Helper()
+	must(t, Check())
 	dir, release := testDir(t)
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
 	bed, err := Start(t.Context(), filepath.Join(dir, "bed"), n, log)
