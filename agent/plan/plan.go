@@ -10,6 +10,7 @@ package plan
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"strings"
 
@@ -98,6 +99,8 @@ type Step struct {
 	Done *state.Row
 	// Forget: after the act the ledger holds nothing about it.
 	Forget bool
+	// Drift: it undoes a change by hand, and brings nothing new.
+	Drift bool
 	// Retry: the unit failed by itself, and systemd has to be told to forget that before it starts.
 	Retry bool
 }
@@ -206,12 +209,12 @@ type planner struct {
 	out    Plan
 	// changed are modules with a file to write, whose units cannot be taken as started with it.
 	changed map[subject.Module]bool
-	reload  []string
+	reload  map[string]subject.Module // units whose files change, and whose they are
 }
 
 // New makes the plan.
 func New(in Input) Plan {
-	p := &planner{in: in, ledger: make(map[string]state.Row, len(in.Ledger)), changed: map[subject.Module]bool{},
+	p := &planner{in: in, reload: map[string]subject.Module{}, ledger: make(map[string]state.Row, len(in.Ledger)), changed: map[subject.Module]bool{},
 		out: Plan{Failed: map[subject.Module]error{}, Unknown: map[subject.Module]error{}}}
 	for _, r := range in.Ledger {
 		p.ledger[r.ID] = r
@@ -224,9 +227,9 @@ func New(in Input) Plan {
 	}
 	p.removals(wanted)
 	p.bundles(sorted)
+	p.dropFailed()
 	if len(p.reload) > 0 {
-		slices.Sort(p.reload)
-		why := "changed: " + strings.Join(slices.Compact(p.reload), " ")
+		why := "changed: " + strings.Join(slices.Sorted(maps.Keys(p.reload)), " ")
 		p.out.Steps = append(p.out.Steps, Step{Op: Reload, ID: "systemd", Reason: why})
 	}
 	slices.SortStableFunc(p.out.Steps, func(a, b Step) int {
@@ -240,6 +243,23 @@ func New(in Input) Plan {
 		return cmp.Or(cmp.Compare(a.Module, b.Module), cmp.Compare(makesRoom(a), makesRoom(b)))
 	})
 	return p.out
+}
+
+// dropFailed leaves a module that cannot be brought where it should be as it is: not half of the new
+// beside half of the old (APP-5). Only what a person changed is put back. Folders that others may need too
+// are made all the same.
+func (p *planner) dropFailed() {
+	drop := func(m subject.Module) bool {
+		_, failed := p.out.Failed[m]
+		_, unknown := p.out.Unknown[m]
+		return failed || unknown
+	}
+	p.out.Steps = slices.DeleteFunc(p.out.Steps, func(s Step) bool {
+		return drop(s.Module) && !s.Drift && !(s.Op == MakeDir && s.Want.Dir.Implied)
+	})
+	maps.DeleteFunc(p.reload, func(unit string, m subject.Module) bool {
+		return drop(m) && !slices.ContainsFunc(p.out.Steps, func(s Step) bool { return s.Drift && s.Name() == unit })
+	})
 }
 
 func makesRoom(s Step) int {
@@ -324,7 +344,8 @@ func (p *planner) act(op Op, r *resource.Resource, what string, made bool) {
 		return
 	}
 	done := p.row(r, made)
-	p.out.Steps = append(p.out.Steps, Step{Op: op, ID: r.ID, Module: r.Module, Reason: what, Want: r, Intent: intent(old, held, done), Done: &done})
+	p.out.Steps = append(p.out.Steps, Step{Op: op, ID: r.ID, Module: r.Module, Reason: what, Want: r, Drift: p.drifted(r),
+		Intent: intent(old, held, done), Done: &done})
 }
 
 // find notes a change by hand and reports whether it is to be undone.

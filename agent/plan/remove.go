@@ -84,7 +84,7 @@ func (p *planner) removeUnit(row state.Row) {
 		return
 	}
 	steps[len(steps)-1].Forget = true
-	p.reload = append(p.reload, n)
+	p.reload[n] = module
 	p.out.Steps = append(p.out.Steps, steps...)
 }
 

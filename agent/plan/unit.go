@@ -37,7 +37,7 @@ func (p *planner) unit(r *resource.Resource) {
 		if drift && !p.find(r, why) {
 			return
 		}
-		steps = append(steps, Step{Op: op, ID: r.ID, Module: r.Module, Reason: why, Want: r})
+		steps = append(steps, Step{Op: op, ID: r.ID, Module: r.Module, Reason: why, Want: r, Drift: p.drifted(r) && old.Trigger == u.Trigger})
 	}
 	drifted := p.drifted(r)
 	if text != "" {
@@ -59,7 +59,7 @@ func (p *planner) unit(r *resource.Resource) {
 		add(Disable, "not declared to start at boot any more", false)
 	}
 	if len(steps) > 0 || have.NeedReload && text == "" {
-		p.reload = append(p.reload, u.Name)
+		p.reload[u.Name] = r.Module
 	}
 	op, why, drift := p.activity(r, have, old, held, writes)
 	if op != "" {

@@ -158,10 +158,10 @@ func TestGatherFromTheStoreAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	if _, err := s.SetModules(ctx, []report.Module{{Name: "hello", Build: "b", State: report.Running}}); err != nil {
+	if err := s.Done(ctx, state.Batch{Modules: []report.Module{{Name: "hello", Build: "b", State: report.Running}}}); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.AddHistory(ctx, state.Past{Seq: 4, Outcome: report.Applied, Took: time.Second}); err != nil {
+	if err := s.Done(ctx, state.Batch{Past: &state.Past{Seq: 4, Outcome: report.Applied, Took: time.Second}}); err != nil {
 		t.Fatal(err)
 	}
 	d, err := show.Gather(ctx, s, show.Runtime{Node: "db1"})

@@ -6,8 +6,11 @@ import (
 	"database/sql"
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"strconv"
 	"time"
+
+	"mesh/shared/report"
 )
 
 // Phase is how far the making of a thing came.
@@ -60,15 +63,27 @@ func (s *Store) Ledger(ctx context.Context) ([]Row, error) {
 	return rows, nil
 }
 
-// Batch is a set of outcomes, written together.
+// Batch is what became of a pass over the machine, written together.
 type Batch struct {
 	Put    []Row
 	Delete []string
+	// Modules is how every module is; nil leaves what is known.
+	Modules []report.Module
+	Drift   []report.Drift
+	// Past is the pass itself, when it is worth remembering.
+	Past *Past
 }
 
-// Done writes what became of intents, lazily: after a power cut they are found again by looking.
+// Done writes what became of intents, lazily: after a power cut they are found again by looking. Where
+// nothing is new nothing is written.
 func (s *Store) Done(ctx context.Context, b Batch) error {
-	if len(b.Put) == 0 && len(b.Delete) == 0 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	next := s.modules
+	if b.Modules != nil {
+		next = s.nextModules(b.Modules)
+	}
+	if len(b.Put) == 0 && len(b.Delete) == 0 && len(b.Drift) == 0 && b.Past == nil && maps.Equal(s.modules, next) {
 		return nil
 	}
 	now := s.clock.Now()
@@ -78,11 +93,24 @@ func (s *Store) Done(ctx context.Context, b Batch) error {
 				return err
 			}
 		}
-		return putRows(ctx, tx, b.Put, now)
+		if err := putRows(ctx, tx, b.Put, now); err != nil {
+			return err
+		}
+		if err := s.putModules(ctx, tx, next); err != nil {
+			return err
+		}
+		if err := putDrift(ctx, tx, b.Drift); err != nil {
+			return err
+		}
+		if b.Past != nil {
+			return putPast(ctx, tx, *b.Past, now)
+		}
+		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("write the ledger: %w", err)
+		return fmt.Errorf("write the outcome: %w", err)
 	}
+	s.modules = next
 	return nil
 }
 

@@ -20,11 +20,8 @@ const (
 	MaxDrift    = 200
 )
 
-// SetModules keeps how every module is, lazily; a module that is not named is forgotten. Since is kept
-// while State stays the same. What is equal is not written. It reports whether anything changed.
-func (s *Store) SetModules(ctx context.Context, modules []report.Module) (changed bool, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// nextModules is modules as they will be known: Since is kept while State stays the same. It holds mu.
+func (s *Store) nextModules(modules []report.Module) map[string]report.Module {
 	next := make(map[string]report.Module, len(modules))
 	now := s.clock.Now().UnixMilli()
 	for _, m := range modules {
@@ -34,35 +31,30 @@ func (s *Store) SetModules(ctx context.Context, modules []report.Module) (change
 		}
 		next[string(m.Name)] = m
 	}
-	if maps.Equal(s.modules, next) {
-		return false, nil
-	}
-	err = s.db.WriteLazy(ctx, func(tx *sql.Tx) error {
-		for name := range s.modules {
-			if _, ok := next[name]; !ok {
-				if _, err := tx.ExecContext(ctx, `DELETE FROM module WHERE name = ?`, name); err != nil {
-					return err
-				}
-			}
-		}
-		for name, m := range next {
-			if s.modules[name] == m {
-				continue
-			}
-			if _, err := tx.ExecContext(ctx, `INSERT INTO module (name, build, state, detail, since, restarts) VALUES (?,?,?,?,?,?)
-				ON CONFLICT (name) DO UPDATE SET build = excluded.build, state = excluded.state, detail = excluded.detail,
-				since = excluded.since, restarts = excluded.restarts`,
-				name, m.Build, string(m.State), m.Detail, m.Since, m.Restarts); err != nil {
+	return next
+}
+
+// putModules writes what differs from what is known. It holds mu.
+func (s *Store) putModules(ctx context.Context, tx *sql.Tx, next map[string]report.Module) error {
+	for name := range s.modules {
+		if _, ok := next[name]; !ok {
+			if _, err := tx.ExecContext(ctx, `DELETE FROM module WHERE name = ?`, name); err != nil {
 				return err
 			}
 		}
-		return nil
-	})
-	if err != nil {
-		return false, fmt.Errorf("write the modules' states: %w", err)
 	}
-	s.modules = next
-	return true, nil
+	for name, m := range next {
+		if s.modules[name] == m {
+			continue
+		}
+		if _, err := tx.ExecContext(ctx, `INSERT INTO module (name, build, state, detail, since, restarts) VALUES (?,?,?,?,?,?)
+			ON CONFLICT (name) DO UPDATE SET build = excluded.build, state = excluded.state, detail = excluded.detail,
+			since = excluded.since, restarts = excluded.restarts`,
+			name, m.Build, string(m.State), m.Detail, m.Since, m.Restarts); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Modules is how every module is, by name. It costs no query.
@@ -103,7 +95,7 @@ func (s *Store) AddProblem(ctx context.Context, text string) error {
 		if last == text {
 			return nil
 		}
-		return s.ring(ctx, tx, "problem", MaxProblems, `INSERT INTO problem (at, text) VALUES (?, ?)`, s.clock.Now().UnixMilli(), text)
+		return ring(ctx, tx, "problem", MaxProblems, `INSERT INTO problem (at, text) VALUES (?, ?)`, s.clock.Now().UnixMilli(), text)
 	})
 	if err != nil {
 		return fmt.Errorf("remember a problem: %w", err)
@@ -129,16 +121,9 @@ type Past struct {
 	At      time.Time
 }
 
-// AddHistory remembers an apply, lazily.
-func (s *Store) AddHistory(ctx context.Context, p Past) error {
-	err := s.db.WriteLazy(ctx, func(tx *sql.Tx) error {
-		return s.ring(ctx, tx, "history", MaxHistory, `INSERT INTO history (seq, outcome, why, steps, took, at) VALUES (?,?,?,?,?,?)`,
-			int64(p.Seq), string(p.Outcome), p.Why, p.Steps, p.Took.Milliseconds(), s.clock.Now().UnixMilli())
-	})
-	if err != nil {
-		return fmt.Errorf("remember an apply: %w", err)
-	}
-	return nil
+func putPast(ctx context.Context, tx *sql.Tx, p Past, now time.Time) error {
+	return ring(ctx, tx, "history", MaxHistory, `INSERT INTO history (seq, outcome, why, steps, took, at) VALUES (?,?,?,?,?,?)`,
+		int64(p.Seq), string(p.Outcome), p.Why, p.Steps, p.Took.Milliseconds(), now.UnixMilli())
 }
 
 // History is the last n applies, newest first.
@@ -151,22 +136,12 @@ func (s *Store) History(ctx context.Context, n int) ([]Past, error) {
 	}, `SELECT seq, outcome, why, steps, took, at FROM history ORDER BY n DESC LIMIT ?`, n)
 }
 
-// AddDrift remembers what was found changed by hand, lazily.
-func (s *Store) AddDrift(ctx context.Context, found []report.Drift) error {
-	if len(found) == 0 {
-		return nil
-	}
-	err := s.db.WriteLazy(ctx, func(tx *sql.Tx) error {
-		for _, d := range found {
-			if err := s.ring(ctx, tx, "drift", MaxDrift, `INSERT INTO drift (module, thing, what, repaired, at) VALUES (?,?,?,?,?)`,
-				string(d.Module), d.Thing, d.What, d.Repaired, d.At); err != nil {
-				return err
-			}
+func putDrift(ctx context.Context, tx *sql.Tx, found []report.Drift) error {
+	for _, d := range found {
+		if err := ring(ctx, tx, "drift", MaxDrift, `INSERT INTO drift (module, thing, what, repaired, at) VALUES (?,?,?,?,?)`,
+			string(d.Module), d.Thing, d.What, d.Repaired, d.At); err != nil {
+			return err
 		}
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("remember drift: %w", err)
 	}
 	return nil
 }
@@ -182,7 +157,7 @@ func (s *Store) Drift(ctx context.Context, n int) ([]report.Drift, error) {
 }
 
 // ring inserts and forgets the oldest over the bound. table is a constant of this package.
-func (s *Store) ring(ctx context.Context, tx *sql.Tx, table string, bound int, insert string, args ...any) error {
+func ring(ctx context.Context, tx *sql.Tx, table string, bound int, insert string, args ...any) error {
 	if _, err := tx.ExecContext(ctx, insert, args...); err != nil {
 		return err
 	}

@@ -116,9 +116,7 @@ func TestSurvivesReopen(t *testing.T) {
 	if err := s.Done(ctx, state.Batch{Put: []state.Row{row}}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.SetModules(ctx, []report.Module{{Name: "notes", Build: "b", State: report.Running}}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Done(ctx, state.Batch{Modules: []report.Module{{Name: "notes", Build: "b", State: report.Running}}}))
 	out := ok(s.Put(ctx, state.Out{Subject: "mesh.control.n1.report", Kind: state.KindReport, Body: []byte("r")}))(t)
 	number := ok(s.NextReportNumber(ctx))(t)
 	if err := s.Close(); err != nil {
@@ -215,25 +213,28 @@ func TestModulesKeepSince(t *testing.T) {
 	ctx := t.Context()
 	b := newBed(t)
 	s := b.open()
-	set := func(st report.State, detail string) bool {
+	set := func(st report.State, detail string) {
 		t.Helper()
-		return ok(s.SetModules(ctx, []report.Module{{Name: "notes", Build: "b", State: st, Detail: detail}}))(t)
+		must(t, s.Done(ctx, state.Batch{Modules: []report.Module{{Name: "notes", Build: "b", State: st, Detail: detail}}}))
 	}
 	first := b.clock.Now().UnixMilli()
-	if !set(report.Running, "") {
-		t.Error("the first state is no change")
-	}
+	set(report.Running, "")
 	b.clock.Advance(time.Minute)
-	if set(report.Running, "") {
-		t.Error("the same state is a change")
+	before := walSize(t, b.path)
+	set(report.Running, "")
+	if walSize(t, b.path) != before {
+		t.Error("the same state was written")
 	}
 	if got := s.Modules()[0].Since; got != first {
 		t.Errorf("since %d, want %d", got, first)
 	}
-	if !set(report.Broken, "exit 1") || s.Modules()[0].Since != b.clock.Now().UnixMilli() {
+	if set(report.Broken, "exit 1"); s.Modules()[0].Since != b.clock.Now().UnixMilli() {
 		t.Errorf("a new state: %+v", s.Modules())
 	}
-	if !ok(s.SetModules(ctx, nil))(t) || len(s.Modules()) != 0 {
+	if must(t, s.Done(ctx, state.Batch{})); len(s.Modules()) != 1 {
+		t.Error("a batch that says nothing of modules forgot one")
+	}
+	if must(t, s.Done(ctx, state.Batch{Modules: []report.Module{}})); len(s.Modules()) != 0 {
 		t.Error("a module that is gone stayed")
 	}
 }
@@ -244,8 +245,8 @@ func TestRingsAreBounded(t *testing.T) {
 	for i := range 250 {
 		for _, err := range []error{
 			s.AddProblem(ctx, fmt.Sprint("p", i)), s.AddProblem(ctx, fmt.Sprint("p", i)),
-			s.AddHistory(ctx, state.Past{Seq: uint64(i), Outcome: report.Applied, Took: time.Second}),
-			s.AddDrift(ctx, []report.Drift{{Module: "m", Thing: fmt.Sprint(i), At: int64(i)}}),
+			s.Done(ctx, state.Batch{Past: &state.Past{Seq: uint64(i), Outcome: report.Applied, Took: time.Second},
+				Drift: []report.Drift{{Module: "m", Thing: fmt.Sprint(i), At: int64(i)}}}),
 		} {
 			if err != nil {
 				t.Fatal(err)
@@ -358,4 +359,11 @@ func scribble(t *testing.T, path string, at int64, n int) {
 	must(t, err)
 	_, err = f.WriteAt(bytes.Repeat([]byte{0xa5, 0x5a, 0xff}, n/3), at)
 	must(t, errors.Join(err, f.Close()))
+}
+
+func walSize(t *testing.T, path string) int64 {
+	t.Helper()
+	st, err := os.Stat(path + "-wal")
+	must(t, err)
+	return st.Size()
 }
