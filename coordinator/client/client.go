@@ -5,6 +5,7 @@
 package client
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -137,7 +138,7 @@ func CheckFree(path string) error {
 	return nil
 }
 
-// SaveCredential writes f whole to path, mode 0600, and never over a file that is there.
+// SaveCredential writes f whole to path, mode 0600, and never over another file that is there.
 func SaveCredential(path string, f credential.File) error {
 	b, err := f.Encode()
 	if err != nil {
@@ -148,6 +149,9 @@ func SaveCredential(path string, f credential.File) error {
 	}
 	out, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if errors.Is(err, fs.ErrExist) {
+		if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, b) {
+			return nil // written before
+		}
 		return refusal.New("to write the credential to "+path, "there is a file already", "name another with --out")
 	}
 	if err != nil {

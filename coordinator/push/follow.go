@@ -108,7 +108,7 @@ func (e *Engine) Show(ctx context.Context, id string, after uint64, wait time.Du
 			return controller.Push{}, refusal.New("the push "+id, "it is not remembered: only the last pushes since the coordinator started are",
 				"see mesh-coordinator node list and mesh-coordinator changes")
 		}
-		done, changed, news := p.open == 0, p.version > after, e.news
+		done, changed, news := p.open == 0 || e.ending, p.version > after, e.news
 		if done || wait <= 0 {
 			defer e.mu.Unlock()
 			return p.answer(after), nil

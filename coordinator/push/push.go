@@ -80,6 +80,7 @@ type Engine struct {
 	byNode map[subject.Node][]place
 	lastID int64
 	news   chan struct{} // closed and made anew at each change
+	ending bool          // nobody waits for news any more
 }
 
 // push is one push; Engine.mu guards it.
@@ -179,6 +180,7 @@ func (e *Engine) unfollow(n subject.Node, p *push) {
 func (e *Engine) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	defer e.end()
 	for {
 		select {
 		case <-ctx.Done():
@@ -196,6 +198,14 @@ func (e *Engine) Run(ctx context.Context) error {
 			}()
 		}
 	}
+}
+
+// end answers everybody who waits for news.
+func (e *Engine) end() {
+	e.mu.Lock()
+	e.ending = true
+	e.mu.Unlock()
+	e.tell()
 }
 
 func (e *Engine) next() *push {

@@ -306,8 +306,10 @@ type PlanAnswer struct {
 // NodePlan is what would change on one node.
 type NodePlan struct {
 	Node subject.Node `json:"node"`
-	// Sent is the declaration before this one, 0 when there was none.
-	Sent    uint64       `json:"sent"`
+	// Seq is the last declaration's; a push sends the next when there are Changes, else this again.
+	Seq uint64 `json:"seq"`
+	// Unsent: the last declaration never reached the bus.
+	Unsent  bool         `json:"unsent,omitempty"`
 	Changes []PlanChange `json:"changes"`
 	// Notes are what is not sent and why (NOD-5, NET-3).
 	Notes []string `json:"notes,omitempty"`
@@ -317,12 +319,16 @@ type NodePlan struct {
 
 // PlanChange is one change.
 type PlanChange struct {
+	// Module it concerns; empty: the node itself.
 	Module subject.Module `json:"module,omitempty"`
-	From   string         `json:"from,omitempty"`
-	To     string         `json:"to,omitempty"`
-	// What is "add", "remove", "build", "settings" or another part of the declaration, such as "filter".
+	// What changes: "module" (comes or goes), "build", "setting port", "secret key", "open", "close",
+	// "filter", "tunnel", "drift", "bus".
 	What string `json:"what"`
-	Why  string `json:"why,omitempty"`
+	// From and To are what is and what would be; empty: nothing.
+	From string `json:"from,omitempty"`
+	To   string `json:"to,omitempty"`
+	// Why is who did what to cause it.
+	Why string `json:"why,omitempty"`
 }
 
 // PushAsk sends. Exactly one of Nodes, All and Behind is given: an empty selection is an error, never

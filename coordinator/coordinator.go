@@ -1,0 +1,259 @@
+// Package coordinator is the daemon mesh-coordinator: it wires the records, the embedded bus, composing,
+// sending, hearing, enrolment and the verbs together, and runs them. It decides nothing itself. Run owns
+// every goroutine and every file: it stops in the reverse order of its start, each part under a bound,
+// and names what was late. What a kill leaves half done, the next start finishes: reports that were not
+// recorded come again, declarations the bus does not hold are sent again.
+package coordinator
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sys/unix"
+
+	"mesh/coordinator/compose"
+	"mesh/coordinator/enrol"
+	"mesh/coordinator/hear"
+	"mesh/coordinator/keys"
+	"mesh/coordinator/push"
+	"mesh/coordinator/records"
+	"mesh/coordinator/verbs"
+	"mesh/shared/broker"
+	"mesh/shared/bus"
+	"mesh/shared/clock"
+	"mesh/shared/declaration"
+	"mesh/shared/grant"
+	"mesh/shared/refusal"
+	"mesh/shared/report"
+	"mesh/shared/subject"
+)
+
+const (
+	// startBound is for the streams and what the bus holds, at ten thousand nodes.
+	startBound = time.Minute
+	// stopBound is for each part; all together stay below systemd's 10 s (NOD-4).
+	stopBound = 2 * time.Second
+)
+
+// Config says how the daemon runs.
+type Config struct {
+	// Dir is the coordinator's folder, as keys.Init made it.
+	Dir string
+	// Listen is where the bus listens, host:port; "" is every address at the port of the mesh's first one.
+	Listen string
+	// Version is the program's.
+	Version string
+	// Notify is systemd's socket, "" for none; Watchdog the interval it wants to hear in.
+	Notify   string
+	Watchdog time.Duration
+	// Ready, when not nil, is called once everything is served; address is the bus's on loopback.
+	Ready func(address string)
+	Clock clock.Clock
+	Rand  io.Reader
+	Log   *slog.Logger
+}
+
+// Coordinator is the daemon.
+type Coordinator struct {
+	cfg     Config
+	keys    *keys.Keys
+	records *records.Store
+	compose *compose.Composer
+	broker  *broker.Broker
+	conn    *bus.Conn
+	users   *userList
+	push    *push.Engine
+	hear    *hear.Hearer
+	door    *enrol.Door
+	verbs   *verbs.Server
+}
+
+// New makes a Coordinator; Run starts it.
+func New(c Config) *Coordinator { return &Coordinator{cfg: c} }
+
+// Run works until ctx ends or a part cannot go on.
+func (c *Coordinator) Run(ctx context.Context) (err error) {
+	lock, err := lockFolder(c.cfg.Dir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, lock.Close()) }()
+	defer func() { err = errors.Join(err, c.close(context.WithoutCancel(ctx))) }()
+	if err := c.start(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil // told to stop while it started
+		}
+		return fmt.Errorf("start the coordinator: %w", err)
+	}
+	return c.work(ctx)
+}
+
+// lockFolder refuses a second coordinator on one folder.
+func lockFolder(dir string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, refusal.New("to serve the mesh in "+dir, "there is no such folder", "name it with --dir, or make a mesh: mesh-installer genesis")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("lock %s: %w", dir, err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, errors.Join(refusal.New("to serve the mesh in "+dir, "another coordinator serves it now", "stop that one first: systemctl stop mesh-coordinator"), f.Close())
+	}
+	return f, nil
+}
+
+// start opens and connects everything, in order.
+func (c *Coordinator) start(ctx context.Context) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, startBound)
+	defer cancel()
+	if c.keys, err = keys.Load(c.cfg.Dir, c.cfg.Clock.Now(), c.cfg.Rand); err != nil {
+		return err
+	}
+	if c.records, err = records.Open(ctx, filepath.Join(c.cfg.Dir, keys.RecordsFile), records.Options{Clock: c.cfg.Clock, Rand: c.cfg.Rand}); err != nil {
+		return err
+	}
+	mesh, err := c.records.Mesh(ctx)
+	if err != nil {
+		return err
+	}
+	own, err := c.keys.Coordinator.Seed.Public()
+	if err != nil {
+		return err
+	}
+	c.compose = compose.New(c.records, compose.Options{Signer: c.keys.Signer, Coordinator: own, Rights: verbs.Rights, Clock: c.cfg.Clock})
+	if err := c.startBus(ctx, mesh); err != nil {
+		return err
+	}
+	if err := c.parts(mesh); err != nil {
+		return err
+	}
+	return c.restore(ctx)
+}
+
+// startBus starts the broker with the composed list, connects inside the process and asserts the streams.
+func (c *Coordinator) startBus(ctx context.Context, mesh records.Mesh) error {
+	c.users = newUserList(c.compose.Principals, func(l grant.List) (bool, error) { return c.broker.Apply(l) }, c.cfg.Clock, c.cfg.Log)
+	list, version, err := c.users.list(ctx)
+	if err != nil {
+		return err
+	}
+	listen, err := c.listen(mesh.Bus.Addresses)
+	if err != nil {
+		return err
+	}
+	c.broker, err = broker.Start(ctx, broker.Config{Listen: listen, Store: filepath.Join(c.cfg.Dir, keys.BusFolder), Certificate: &c.keys.Certificate, Log: c.cfg.Log}, list)
+	if err != nil {
+		return err
+	}
+	c.users.applied = version
+	own := c.keys.Coordinator
+	c.conn, err = bus.Connect(ctx, bus.Options{Bus: mesh.Bus, Seed: own.Seed, Principal: own.Principal(), Name: "mesh-coordinator",
+		InProcess: c.broker.InProcess(), Clock: c.cfg.Clock, Log: c.cfg.Log})
+	if err != nil {
+		return err
+	}
+	js, err := jetstream.New(c.conn.NATS())
+	if err != nil {
+		return err
+	}
+	return bus.Assert(ctx, js, bus.Streams(1))
+}
+
+// parts makes what works on the bus.
+func (c *Coordinator) parts(mesh records.Mesh) (err error) {
+	if c.push, err = push.New(push.Config{Conn: c.conn, Records: c.records, Clock: c.cfg.Clock, Log: c.cfg.Log}); err != nil {
+		return err
+	}
+	heard := func(x records.Heard, r *report.Report) { c.push.Heard(x.Node, r.Apply) }
+	if c.hear, err = hear.New(hear.Config{Mesh: mesh.ID, Conn: c.conn, Records: c.records, Heard: heard, Clock: c.cfg.Clock, Log: c.cfg.Log, Rand: c.cfg.Rand}); err != nil {
+		return err
+	}
+	c.door = enrol.New(enrol.Config{Conn: c.conn, Records: c.records, Admit: c.users.Now, Clock: c.cfg.Clock, Log: c.cfg.Log})
+	c.verbs, err = verbs.New(verbs.Config{Conn: c.conn, Records: c.records, Composer: c.compose, Push: c.push, Hear: c.hear, Users: c.users,
+		Clock: c.cfg.Clock, Log: c.cfg.Log, Version: c.cfg.Version})
+	return err
+}
+
+// restore sends what the records hold and the bus does not: a push that a kill cut off, or what a power
+// cut took from the streams, which are not synced.
+func (c *Coordinator) restore(ctx context.Context) error {
+	kept, err := c.records.DeclaredSeqs(ctx)
+	if err != nil {
+		return err
+	}
+	there, err := c.push.OnBus(ctx)
+	if err != nil {
+		return err
+	}
+	var missing []subject.Node
+	for n, seq := range kept {
+		switch {
+		case there[n] < seq:
+			missing = append(missing, n)
+		case there[n] > seq:
+			c.cfg.Log.Error("the bus holds a newer declaration than the records, which were restored from an older copy",
+				"node", n, "seq", there[n], "records", seq)
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	items := make([]push.Item, 0, len(missing))
+	err = c.records.DeclaredTexts(ctx, missing, func(n subject.Node, seq uint64, signed declaration.Signed) error {
+		builds, err := buildsIn(signed)
+		items = append(items, push.Item{Node: n, Seq: seq, Signed: signed, Builds: builds})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	p := c.push.Start("coordinator", "the bus did not hold them when the coordinator started", items)
+	c.cfg.Log.Info("declarations are sent again that the bus did not hold", "push", p.ID, "nodes", len(items))
+	return nil
+}
+
+// buildsIn reads which builds a declaration of our own records carries.
+func buildsIn(signed declaration.Signed) (map[subject.Module]string, error) {
+	_, body, _ := bytes.Cut(signed, []byte{'\n'})
+	var d struct {
+		Modules []struct {
+			Name  subject.Module `json:"name"`
+			Build string         `json:"build"`
+		} `json:"modules"`
+	}
+	if err := json.Unmarshal(body, &d); err != nil {
+		return nil, fmt.Errorf("a declaration in the records: %w", err)
+	}
+	builds := make(map[subject.Module]string, len(d.Modules))
+	for _, m := range d.Modules {
+		builds[m.Name] = m.Build
+	}
+	return builds, nil
+}
+
+// close closes in reverse order what start opened.
+func (c *Coordinator) close(ctx context.Context) error {
+	var errs []error
+	if c.conn != nil {
+		c.conn.Close()
+	}
+	if c.broker != nil {
+		ctx, cancel := context.WithTimeout(ctx, stopBound)
+		defer cancel()
+		errs = append(errs, c.broker.Stop(ctx))
+	}
+	if c.records != nil {
+		errs = append(errs, c.records.Close())
+	}
+	return errors.Join(errs...)
+}

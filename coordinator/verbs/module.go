@@ -1,0 +1,118 @@
+package verbs
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"mesh/coordinator/records"
+	"mesh/shared/controller"
+	"mesh/shared/declaration"
+	"mesh/shared/refusal"
+	"mesh/shared/subject"
+)
+
+func (s *Server) modules(ctx context.Context, _ string, _ controller.Nothing) (controller.ModulesAnswer, error) {
+	builds, err := s.cfg.Records.Modules(ctx)
+	if err != nil {
+		return controller.ModulesAnswer{}, err
+	}
+	out := controller.ModulesAnswer{Modules: make([]controller.Module, len(builds))}
+	for i, b := range builds {
+		if out.Modules[i], err = s.moduleLine(ctx, b); err != nil {
+			return out, err
+		}
+	}
+	return out, nil
+}
+
+func (s *Server) moduleLine(ctx context.Context, b *records.Build) (controller.Module, error) {
+	m := controller.Module{Name: b.Module, Description: b.Manifest.Description, Build: b.ID, Registered: b.At, Artifact: b.Artifact}
+	var err error
+	m.Nodes, err = s.nodesOf(ctx, b.Module)
+	return m, err
+}
+
+func (s *Server) nodesOf(ctx context.Context, m subject.Module) ([]subject.Node, error) {
+	all, err := s.cfg.Records.AssignmentsOf(ctx, m)
+	nodes := make([]subject.Node, len(all))
+	for i, a := range all {
+		nodes[i] = a.Node
+	}
+	return nodes, err
+}
+
+func (s *Server) module(ctx context.Context, _ string, ask controller.ModuleAsk) (controller.ModuleAnswer, error) {
+	var out controller.ModuleAnswer
+	b, err := s.cfg.Records.Module(ctx, ask.Module)
+	if err != nil {
+		return out, err
+	}
+	if out.Module, err = s.moduleLine(ctx, b); err != nil {
+		return out, err
+	}
+	out.Manifest = b.Text
+	builds, err := s.cfg.Records.Builds(ctx, ask.Module)
+	for _, b := range builds {
+		out.Builds = append(out.Builds, controller.Build{ID: b.ID, Registered: b.At, Source: b.Source, Artifact: b.Artifact})
+	}
+	return out, err
+}
+
+func (s *Server) register(ctx context.Context, who string, ask controller.RegisterAsk) (controller.RegisterAnswer, error) {
+	if ask.Artifact != nil {
+		if err := ask.Artifact.Check(); err != nil {
+			return controller.RegisterAnswer{}, refusal.New("the artifact", err.Error(), "register the folder again: mesh-coordinator module register <dir>")
+		}
+		if err := s.onBus(ctx, *ask.Artifact); err != nil {
+			return controller.RegisterAnswer{}, err
+		}
+	}
+	b, news, err := s.cfg.Records.Register(ctx, by(who, ask.Why), records.Registration{Manifest: ask.Manifest, Artifact: ask.Artifact, Source: ask.Source})
+	if err != nil {
+		return controller.RegisterAnswer{}, err
+	}
+	out := controller.RegisterAnswer{Module: b.Module, Build: b.ID, Changed: news}
+	out.Nodes, err = s.nodesOf(ctx, b.Module)
+	return out, err
+}
+
+// onBus refuses an artifact whose chunks are not all there: no machine could fetch it.
+func (s *Server) onBus(ctx context.Context, a declaration.Artifact) error {
+	stream, err := s.js.Stream(ctx, string(subject.Artifacts))
+	if err != nil {
+		return fmt.Errorf("look for the artifact: %w", err)
+	}
+	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(subject.Chunks(a.Digest)))
+	if err != nil {
+		return fmt.Errorf("look for the artifact: %w", err)
+	}
+	have := 0
+	for n := range a.Chunks {
+		if info.State.Subjects[subject.Chunk(a.Digest, n)] > 0 {
+			have++
+		}
+	}
+	if have == a.Chunks {
+		return nil
+	}
+	return refusal.Newf("the artifact "+a.Digest, "register the folder again: mesh-coordinator module register <dir>", "the bus holds %d of its %d chunks", have, a.Chunks)
+}
+
+func (s *Server) assign(ctx context.Context, who string, ask controller.AssignAsk) (controller.AssignAnswer, error) {
+	did, err := s.cfg.Records.Assign(ctx, by(who, ask.Why), []subject.Node{ask.Node}, ask.Module, records.AssignSet{Set: ask.Settings, Unset: ask.Unset, Sealed: ask.Secrets})
+	if err != nil {
+		return controller.AssignAnswer{}, err
+	}
+	b, err := s.cfg.Records.Module(ctx, ask.Module)
+	if err != nil {
+		return controller.AssignAnswer{}, err
+	}
+	return controller.AssignAnswer{Changed: did[0].Changed, Build: b.ID}, nil
+}
+
+func (s *Server) unassign(ctx context.Context, who string, ask controller.UnassignAsk) (controller.Done, error) {
+	err := s.cfg.Records.Unassign(ctx, by(who, ask.Why), []subject.Node{ask.Node}, ask.Module)
+	return controller.Done{Changed: err == nil}, err
+}

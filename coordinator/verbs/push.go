@@ -1,0 +1,215 @@
+package verbs
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"mesh/coordinator/compose"
+	"mesh/coordinator/push"
+	"mesh/shared/controller"
+	"mesh/shared/declaration"
+	"mesh/shared/refusal"
+	"mesh/shared/subject"
+)
+
+func (s *Server) plan(ctx context.Context, _ string, ask controller.PlanAsk) (controller.PlanAnswer, error) {
+	out := controller.PlanAnswer{Nodes: []controller.NodePlan{}}
+	names := ask.Nodes
+	if len(names) == 0 { // a plan touches nothing: no name means all
+		var err error
+		if names, err = s.cfg.Composer.Names(ctx); err != nil || len(names) == 0 {
+			return out, err
+		}
+	}
+	plans, err := s.cfg.Composer.Plan(ctx, names)
+	if err != nil {
+		return out, err
+	}
+	for _, p := range plans {
+		n := controller.NodePlan{Node: p.Node, Seq: p.Seq, Unsent: p.Unsent, Changes: make([]controller.PlanChange, len(p.Changes)), Notes: notes(p.Left)}
+		for i, c := range p.Changes {
+			n.Changes[i] = controller.PlanChange{Module: c.Module, What: c.What, From: c.From, To: c.To, Why: c.Why}
+		}
+		if p.Err != nil {
+			n.Refused = refused(p.Node, p.Err)
+		}
+		if len(n.Changes) == 0 && !n.Unsent && n.Refused == nil {
+			out.Unchanged++
+			if len(n.Notes) == 0 {
+				continue
+			}
+		}
+		out.Nodes = append(out.Nodes, n)
+	}
+	return out, nil
+}
+
+func notes(left []compose.Left) (all []string) {
+	for _, l := range left {
+		all = append(all, l.String())
+	}
+	return all
+}
+
+func refused(n subject.Node, err error) *refusal.Refusal {
+	if r := refusal.Of(err); r != nil {
+		return r
+	}
+	return &refusal.Refusal{What: "the declaration of " + string(n), Why: err.Error(), Do: "see mesh-coordinator node show " + string(n)}
+}
+
+// push resolves each machine once, keeps what is new, and answers before it sends (PSH-2, MEM-6).
+func (s *Server) push(ctx context.Context, who string, ask controller.PushAsk) (controller.Push, error) {
+	if strings.TrimSpace(ask.Why) == "" {
+		return controller.Push{}, refusal.New("a push without a reason", "why: it is kept in the journal, for whoever looks later", `say why: --why "new greeting"`)
+	}
+	names, object, err := s.selection(ctx, ask)
+	if err != nil {
+		return controller.Push{}, err
+	}
+	p, err := s.start(ctx, who, ask.Why, names)
+	if err != nil {
+		return controller.Push{}, err
+	}
+	only := subject.Node("")
+	if len(names) == 1 {
+		only = names[0]
+	}
+	if err := s.cfg.Records.Note(ctx, by(who, ask.Why), "push", object+" as push "+p.ID, only, ""); err != nil {
+		s.cfg.Log.Error("a push is under way and not in the journal", "push", p.ID, "err", err)
+	}
+	return p, nil
+}
+
+// start composes and hands over to be sent, one push at a time: an older declaration of a node is never
+// handed over after a newer one.
+func (s *Server) start(ctx context.Context, who, why string, names []subject.Node) (controller.Push, error) {
+	select {
+	case s.turn <- struct{}{}:
+		defer func() { <-s.turn }()
+	case <-ctx.Done():
+		return controller.Push{}, ctx.Err()
+	}
+	items, err := s.items(ctx, names)
+	if err != nil {
+		return controller.Push{}, err
+	}
+	// What a machine may fetch comes before the word to fetch it.
+	if err := s.cfg.Users.Now(ctx); err != nil {
+		s.cfg.Log.Warn("push: the user list is not in force yet, the push stands", "err", err)
+	}
+	return s.cfg.Push.Start(who, why, items), nil
+}
+
+// selection names the nodes of a push: exactly one way of choosing, and nothing is never all (PSH-11).
+func (s *Server) selection(ctx context.Context, ask controller.PushAsk) (names []subject.Node, object string, err error) {
+	ways := 0
+	for _, chosen := range []bool{len(ask.Nodes) > 0, ask.All, ask.Behind} {
+		if chosen {
+			ways++
+		}
+	}
+	const do = "name nodes, or say --all or --behind, one of the three"
+	switch {
+	case ways == 0:
+		return nil, "", refusal.New("a push to nobody", "an empty selection never means all", do)
+	case ways > 1:
+		return nil, "", refusal.New("a push with several selections", "nodes, all and behind exclude each other", do)
+	case ask.All:
+		names, err = s.cfg.Composer.Names(ctx)
+		object = fmt.Sprintf("all %d nodes", len(names))
+		if err == nil && len(names) == 0 {
+			err = refusal.New("a push to all", "no node is enrolled", "invite one: mesh-coordinator node invite <name>")
+		}
+	case ask.Behind:
+		var behind map[subject.Node]string
+		behind, err = s.cfg.Composer.Behind(ctx)
+		names = slices.Sorted(maps.Keys(behind))
+		object = fmt.Sprintf("%d nodes that are behind", len(names))
+	default:
+		names = slices.Compact(slices.Sorted(slices.Values(ask.Nodes)))
+		object = "nodes " + list(names)
+	}
+	return names, object, err
+}
+
+// list names a few and counts the rest.
+func list(names []subject.Node) string {
+	const most = 8
+	words := make([]string, 0, most)
+	for _, n := range names[:min(most, len(names))] {
+		words = append(words, string(n))
+	}
+	if len(names) > most {
+		return fmt.Sprintf("%s and %d more", strings.Join(words, ", "), len(names)-most)
+	}
+	return strings.Join(words, ", ")
+}
+
+// items composes what is to be sent. A node that nothing can be made for is shown as refused.
+func (s *Server) items(ctx context.Context, names []subject.Node) ([]push.Item, error) {
+	if len(names) == 0 {
+		return nil, nil
+	}
+	all := make([]push.Item, 0, len(names))
+	unchanged := map[subject.Node]int{}
+	err := s.cfg.Composer.Nodes(ctx, names, func(batch []compose.Composed) error {
+		for _, d := range batch {
+			it := push.Item{Node: d.Node, Seq: d.Seq, Builds: d.Builds, Note: strings.Join(notes(d.Left), "; ")}
+			switch {
+			case d.Err != nil:
+				it.Refused = refused(d.Node, d.Err)
+			case d.Changed:
+				signed, err := s.cfg.Composer.Text(ctx, d)
+				if err != nil {
+					return err
+				}
+				it.Signed = signed
+			default:
+				unchanged[d.Node] = len(all)
+			}
+			all = append(all, it)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := s.texts(ctx, all, unchanged); err != nil {
+		return nil, err
+	}
+	return all, nil
+}
+
+// texts fills in the declarations that are the same as before, in one read.
+func (s *Server) texts(ctx context.Context, all []push.Item, unchanged map[subject.Node]int) error {
+	if len(unchanged) == 0 {
+		return nil
+	}
+	err := s.cfg.Records.DeclaredTexts(ctx, slices.Collect(maps.Keys(unchanged)), func(n subject.Node, seq uint64, signed declaration.Signed) error {
+		if it := &all[unchanged[n]]; it.Seq == seq {
+			it.Signed = signed
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	for n, i := range unchanged {
+		if all[i].Signed == nil && all[i].Refused == nil {
+			all[i].Refused = &refusal.Refusal{What: "the declaration of " + string(n), Why: "another push made a newer one meanwhile", Do: "push again"}
+		}
+	}
+	return nil
+}
+
+func (s *Server) pushShow(ctx context.Context, _ string, ask controller.PushShowAsk) (controller.Push, error) {
+	if ask.WaitMS < 0 || ask.WaitMS > controller.MaxPushWait.Milliseconds() {
+		return controller.Push{}, refusal.Newf("the arguments", "ask again for longer", "wait_ms: %d is not between 0 and %d", ask.WaitMS, controller.MaxPushWait.Milliseconds())
+	}
+	return s.cfg.Push.Show(ctx, ask.ID, ask.After, time.Duration(ask.WaitMS)*time.Millisecond)
+}

@@ -1,0 +1,75 @@
+package verbs
+
+import (
+	"encoding/json"
+	"fmt"
+	"reflect"
+
+	"github.com/google/jsonschema-go/jsonschema"
+
+	"mesh/shared/controller"
+	"mesh/shared/refusal"
+	"mesh/shared/rule"
+	"mesh/shared/subject"
+)
+
+// Tool is a verb with the JSON schemas of its argument and answer, made from their Go types.
+func Tool(v controller.Verb) (controller.Tool, error) {
+	t := controller.Tool{Seat: subject.Controller, Verb: v.Name, Description: v.Description, Example: v.Example, Level: v.Level, Role: v.Least}
+	var err error
+	if t.Schema, err = schema(v.Ask); err != nil {
+		return t, fmt.Errorf("schema of the argument of %s: %w", v.Name, err)
+	}
+	if t.Answer, err = schema(v.Answer); err != nil {
+		return t, fmt.Errorf("schema of the answer of %s: %w", v.Name, err)
+	}
+	return t, nil
+}
+
+func schema(v any) (json.RawMessage, error) {
+	s, err := jsonschema.ForType(reflect.TypeOf(v), &jsonschema.ForOptions{TypeSchemas: typeSchemas()})
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(s)
+}
+
+// typeSchemas are the types that decode themselves.
+func typeSchemas() map[reflect.Type]*jsonschema.Schema {
+	name := func(what string) *jsonschema.Schema {
+		most := subject.MaxName
+		return &jsonschema.Schema{Type: "string", Description: "the name of a " + what, Pattern: `^[a-z0-9]([a-z0-9-]*[a-z0-9])?$`, MaxLength: &most}
+	}
+	var roles []any
+	for _, r := range controller.Roles() {
+		roles = append(roles, string(r))
+	}
+	return map[reflect.Type]*jsonschema.Schema{
+		reflect.TypeFor[json.RawMessage](): {},
+		reflect.TypeFor[subject.Node]():    name("node"),
+		reflect.TypeFor[subject.Module]():  name("module"),
+		reflect.TypeFor[subject.Seat]():    name("seat"),
+		reflect.TypeFor[subject.Verb]():    name("verb"),
+		reflect.TypeFor[controller.Role](): {Type: "string", Enum: roles},
+		reflect.TypeFor[rule.Port]():       {Type: "string", Description: `such as "80/tcp"`},
+		reflect.TypeFor[rule.From]():       {Type: "string", Description: `"anywhere", "tunnel" or prefixes`},
+		reflect.TypeFor[refusal.Refusal](): {Type: "object", Properties: map[string]*jsonschema.Schema{"refused": {Type: "string"}, "why": {Type: "string"}, "do": {Type: "string"}}},
+	}
+}
+
+// required refuses an argument that lacks what its type says must be there, by the field's name.
+func required(t reflect.Type, args []byte) error {
+	var given map[string]json.RawMessage
+	if len(args) > 0 {
+		if err := json.Unmarshal(args, &given); err != nil {
+			return nil // the strict decoder says what is wrong
+		}
+	}
+	for i := range t.NumField() {
+		name, optional := tag(t.Field(i))
+		if _, there := given[name]; !there && !optional {
+			return refusal.New("the arguments", name+": is missing", "see the verb's schema: mesh-coordinator tool list --json")
+		}
+	}
+	return nil
+}

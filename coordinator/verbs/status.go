@@ -1,0 +1,151 @@
+package verbs
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"mesh/coordinator/records"
+	"mesh/shared/controller"
+	"mesh/shared/subject"
+)
+
+func (s *Server) status(ctx context.Context, _ string, _ controller.Nothing) (controller.StatusAnswer, error) {
+	began := s.cfg.Clock.Now()
+	mesh, err := s.cfg.Records.Mesh(ctx)
+	if err != nil {
+		return controller.StatusAnswer{}, err
+	}
+	out := controller.StatusAnswer{Mesh: mesh.ID, Name: mesh.Name, Version: s.cfg.Version, At: began.UTC(), Bus: mesh.Bus.Addresses, Problems: []controller.Problem{}}
+	nodes, err := s.all(ctx)
+	if err != nil {
+		return out, err
+	}
+	if err := s.count(ctx, &out.Counts, nodes, began); err != nil {
+		return out, err
+	}
+	out.Problems, out.NewestAgent = problems(nodes)
+	out.Well = len(out.Problems) == 0
+	out.TookMS = s.cfg.Clock.Now().Sub(began).Milliseconds()
+	return out, nil
+}
+
+// problems are what is wrong with nodes, which come the worst first, and the newest agent among them.
+func problems(nodes []controller.Node) (all []controller.Problem, newest string) {
+	all = []controller.Problem{}
+	for _, n := range nodes {
+		if n.Agent != "" && (newest == "" || older(newest, n.Agent)) {
+			newest = n.Agent
+		}
+		if n.State == controller.NodeWell && n.Why == "" || n.State == controller.NodeAsleep {
+			continue
+		}
+		what := string(n.State)
+		if n.State == controller.NodeWell {
+			what = ""
+		} else if n.Why != "" {
+			what += ": "
+		}
+		show := "mesh-coordinator node show " + string(n.Name)
+		if n.State == controller.NodeBehind {
+			show = "mesh-coordinator plan " + string(n.Name)
+		}
+		all = append(all, controller.Problem{Node: n.Name, What: what + n.Why, Show: show})
+	}
+	for _, n := range nodes {
+		if n.Agent != "" && older(n.Agent, newest) {
+			all = append(all, controller.Problem{Node: n.Name, What: fmt.Sprintf("it runs agent %s, another node runs %s", n.Agent, newest), Show: "mesh-coordinator node list"})
+		}
+	}
+	return all, newest
+}
+
+func (s *Server) count(ctx context.Context, c *controller.Counts, nodes []controller.Node, now time.Time) error {
+	c.Nodes = len(nodes)
+	for _, n := range nodes {
+		c.Assignments += n.Modules
+		switch n.State {
+		case controller.NodeWell:
+			c.Well++
+		case controller.NodeBehind:
+			c.Behind++
+		case controller.NodeSilent, controller.NodeUnknown:
+			c.Silent++
+		case controller.NodeFailed, controller.NodeRefused:
+			c.Failed++
+		}
+	}
+	modules, err := s.cfg.Records.Modules(ctx)
+	if err != nil {
+		return err
+	}
+	c.Modules = len(modules)
+	operators, err := s.cfg.Records.Operators(ctx)
+	if err != nil {
+		return err
+	}
+	for _, o := range operators {
+		if o.Revoked.IsZero() {
+			c.Operators++
+		}
+	}
+	invitations, err := s.cfg.Records.Invitations(ctx)
+	if err != nil {
+		return err
+	}
+	for _, in := range invitations {
+		if invitationState(in, now) == controller.InvitationOpen {
+			c.Invitations++
+		}
+	}
+	return nil
+}
+
+func invitationState(in records.Invitation, now time.Time) controller.InvitationState {
+	switch {
+	case !in.Used.IsZero():
+		return controller.InvitationUsed
+	case !in.Revoked.IsZero():
+		return controller.InvitationRevoked
+	case !now.Before(in.Expires):
+		return controller.InvitationExpired
+	}
+	return controller.InvitationOpen
+}
+
+func (s *Server) seats(ctx context.Context, _ string, _ controller.Nothing) (controller.SeatsAnswer, error) {
+	names, err := s.cfg.Composer.Names(ctx)
+	if err != nil {
+		return controller.SeatsAnswer{}, err
+	}
+	verbs := make([]subject.Verb, 0, len(s.tools))
+	for _, t := range s.tools {
+		verbs = append(verbs, t.Verb)
+	}
+	engines := ""
+	if len(names) > 0 {
+		engines = fmt.Sprintf("every node (%d)", len(names))
+	}
+	return controller.SeatsAnswer{Seats: []controller.Seat{
+		{Name: subject.Controller, Scope: "mesh", Description: "keeps the records, composes and sends declarations, hears reports", Holder: "the coordinator", Verbs: verbs},
+		{Name: subject.Broker, Scope: "mesh", Description: "runs the bus", Holder: "the coordinator, embedded", Verbs: []subject.Verb{}},
+		{Name: subject.NodeEngine, Scope: "node", Description: "keeps its machine as it is declared", Holder: engines, Verbs: []subject.Verb{}},
+	}}, nil
+}
+
+func (s *Server) listTools(context.Context, string, controller.Nothing) (controller.ToolsAnswer, error) {
+	return controller.ToolsAnswer{Tools: s.tools}, nil
+}
+
+func (s *Server) changes(ctx context.Context, _ string, ask controller.ChangesAsk) (controller.ChangesAnswer, error) {
+	limit := ask.Limit
+	if limit <= 0 {
+		limit = 50
+	}
+	all, err := s.cfg.Records.Changes(ctx, ask.Node, ask.Module, min(limit, 1000))
+	out := controller.ChangesAnswer{Changes: make([]controller.Change, len(all))}
+	for i, c := range all {
+		out.Changes[i] = controller.Change{ID: c.ID, At: c.At, Who: c.Who, What: c.What, Object: c.Object, Node: c.Node, Module: c.Module, Why: c.Why}
+	}
+	return out, err
+}

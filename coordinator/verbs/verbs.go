@@ -1,0 +1,217 @@
+// Package verbs answers the seat mesh-controller: one handler for each verb of the protocol, a function
+// of values over the records, the composer and the pushes. Who asks is known by the key the bus
+// authenticated (CAL-0) and mapped to an operator and a role here too, besides the bus's permissions.
+// Arguments are checked before anything runs (SEA-10); refusals are answers.
+//
+// Run owns the goroutines of asks under way.
+package verbs
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"reflect"
+	"strings"
+	"sync"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"mesh/coordinator/compose"
+	"mesh/coordinator/hear"
+	"mesh/coordinator/push"
+	"mesh/coordinator/records"
+	"mesh/shared/bus"
+	"mesh/shared/clock"
+	"mesh/shared/controller"
+	"mesh/shared/refusal"
+	"mesh/shared/subject"
+	"mesh/shared/verb"
+)
+
+// workers is how many asks of one verb run side by side.
+const workers = 16
+
+// Config is what a Server works with.
+type Config struct {
+	Conn     *bus.Conn
+	Records  *records.Store
+	Composer *compose.Composer
+	Push     *push.Engine
+	Hear     *hear.Hearer
+	// Users puts the bus's user list in force: Kick soon, Now before it returns.
+	Users users
+	Clock clock.Clock
+	Log   *slog.Logger
+	// Version is the coordinator's.
+	Version string
+}
+
+type users interface {
+	Kick()
+	Now(ctx context.Context) error
+}
+
+// Server answers.
+type Server struct {
+	cfg   Config
+	js    jetstream.JetStream
+	tools []controller.Tool
+	turn  chan struct{} // capacity 1: whose turn it is to compose and start a push
+}
+
+// New makes a Server; Run starts it.
+func New(c Config) (*Server, error) {
+	js, err := jetstream.New(c.Conn.NATS())
+	if err != nil {
+		return nil, fmt.Errorf("serve %s: %w", subject.Controller, err)
+	}
+	s := &Server{cfg: c, js: js, turn: make(chan struct{}, 1)}
+	for _, v := range controller.Table() {
+		t, err := Tool(v)
+		if err != nil {
+			return nil, err
+		}
+		s.tools = append(s.tools, t)
+	}
+	return s, nil
+}
+
+// Run answers until ctx ends, and waits for answers under way.
+func (s *Server) Run(ctx context.Context) error {
+	handlers := s.handlers()
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	table := controller.Table()
+	errs := make(chan error, len(table))
+	for _, v := range table {
+		h, ok := handlers[v.Name]
+		if !ok {
+			return fmt.Errorf("verb %s of %s has no handler", v.Name, subject.Controller)
+		}
+		wg.Add(1)
+		go func() { // ends with ctx
+			defer wg.Done()
+			errs <- verb.Serve(ctx, s.cfg.Conn, subject.Tool(subject.Controller, v.Name), string(subject.Controller), workers, s.cfg.Log, h)
+		}()
+	}
+	for range table {
+		if err := <-errs; err != nil {
+			return fmt.Errorf("serve %s: %w", subject.Controller, err)
+		}
+	}
+	return nil
+}
+
+func (s *Server) handlers() map[subject.Verb]verb.Handler {
+	return map[subject.Verb]verb.Handler{
+		controller.Status:           handle(s, controller.Status, s.status),
+		controller.Nodes:            handle(s, controller.Nodes, s.nodes),
+		controller.NodeShow:         handle(s, controller.NodeShow, s.node),
+		controller.NodeInvite:       handle(s, controller.NodeInvite, s.invite),
+		controller.Invitations:      handle(s, controller.Invitations, s.invitations),
+		controller.InvitationRevoke: handle(s, controller.InvitationRevoke, s.revokeInvitation),
+		controller.NodeRemove:       handle(s, controller.NodeRemove, s.removeNode),
+		controller.NodeSet:          handle(s, controller.NodeSet, s.setNode),
+		controller.Modules:          handle(s, controller.Modules, s.modules),
+		controller.ModuleShow:       handle(s, controller.ModuleShow, s.module),
+		controller.ModuleRegister:   handle(s, controller.ModuleRegister, s.register),
+		controller.Assign:           handle(s, controller.Assign, s.assign),
+		controller.Unassign:         handle(s, controller.Unassign, s.unassign),
+		controller.Plan:             handle(s, controller.Plan, s.plan),
+		controller.PushSend:         handle(s, controller.PushSend, s.push),
+		controller.PushShow:         handle(s, controller.PushShow, s.pushShow),
+		controller.Seats:            handle(s, controller.Seats, s.seats),
+		controller.Tools:            handle(s, controller.Tools, s.listTools),
+		controller.OperatorIssue:    handle(s, controller.OperatorIssue, s.issue),
+		controller.Operators:        handle(s, controller.Operators, s.operators),
+		controller.OperatorRevoke:   handle(s, controller.OperatorRevoke, s.revokeOperator),
+		controller.Changes:          handle(s, controller.Changes, s.changes),
+	}
+}
+
+// handle binds fn to verb v: who asks, whether they may, and the arguments are checked before it runs.
+// After an act the user list is looked at again.
+func handle[A, R any](s *Server, v subject.Verb, fn func(context.Context, string, A) (R, error)) verb.Handler {
+	line, ok := controller.Find(v)
+	if !ok || reflect.TypeOf(line.Ask) != reflect.TypeFor[A]() || reflect.TypeOf(line.Answer) != reflect.TypeFor[R]() {
+		panic(fmt.Sprintf("the handler of %s does not have the types of the protocol", v))
+	}
+	return func(ctx context.Context, caller verb.Caller, args []byte) (any, error) {
+		who, err := s.authorize(ctx, caller.Key, line)
+		if err != nil {
+			return nil, err
+		}
+		if err := required(reflect.TypeFor[A](), args); err != nil {
+			return nil, err
+		}
+		answer, err := verb.Typed(func(ctx context.Context, _ verb.Caller, a A) (R, error) { return fn(ctx, who, a) })(ctx, caller, args)
+		if line.Level != controller.Read && err == nil {
+			s.cfg.Users.Kick()
+		}
+		return answer, err
+	}
+}
+
+// authorize names the caller and refuses one whose role does not take the verb. The bus does so too; a
+// person revoked a moment ago is stopped here before the list is reloaded.
+func (s *Server) authorize(ctx context.Context, key string, v controller.Verb) (who string, err error) {
+	what := "the verb " + string(v.Name)
+	if key == "" {
+		return "", refusal.New(what, "the bus does not say who asks", "ask with an operator's credential")
+	}
+	all, err := s.cfg.Records.Operators(ctx)
+	if err != nil {
+		return "", err
+	}
+	for _, o := range all {
+		if o.Key != key || !o.Revoked.IsZero() {
+			continue
+		}
+		if role := RoleOf(o.Role); !role.Covers(v.Least) {
+			return "", refusal.Newf(what, "ask somebody who may, or an admin for another role", "%s is %s, and it takes %s", o.Name, role, v.Least)
+		}
+		return "operator-" + o.Name, nil
+	}
+	return "", refusal.New(what, "the asker is no operator of this mesh (any more)", "ask an admin for a credential: mesh-coordinator operator issue <name>")
+}
+
+// by is who acts, for the journal.
+func by(who, why string) records.By { return records.By{Who: who, Why: why} }
+
+// tag reads a field's JSON name and whether it may be left out.
+func tag(f reflect.StructField) (name string, optional bool) {
+	name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
+	return name, strings.Contains(options, "omit")
+}
+
+// RoleOf is a role of the records in the protocol's words.
+func RoleOf(r records.Role) controller.Role {
+	switch r {
+	case records.RoleAdmin:
+		return controller.Admin
+	case records.RoleOperate:
+		return controller.Operator
+	case records.RoleRead:
+		return controller.Viewer
+	}
+	return ""
+}
+
+// recordRole is the other way.
+func recordRole(r controller.Role) records.Role {
+	switch r {
+	case controller.Admin:
+		return records.RoleAdmin
+	case controller.Operator:
+		return records.RoleOperate
+	}
+	return records.RoleRead
+}
+
+// Rights are what a role of the records may do on the bus: the protocol's table says.
+func Rights(r records.Role) (verbs []subject.Verb, upload bool) {
+	role := RoleOf(r)
+	return role.Verbs(), role.Upload()
+}
