@@ -9,6 +9,7 @@ package push
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strconv"
@@ -240,7 +241,8 @@ func (e *Engine) publish(items []Item) []pending {
 			m := nats.NewMsg(subject.Declaration(it.Node))
 			m.Data = it.Signed
 			m.Header.Set(Seq, strconv.FormatUint(it.Seq, 10))
-			if p.ack, p.err = e.js.PublishMsgAsync(m, jetstream.WithStallWait(bus.PublishBound)); p.err != nil {
+			p.ack, p.err = e.js.PublishMsgAsync(m, jetstream.WithStallWait(bus.PublishBound))
+			if errors.Is(p.err, jetstream.ErrTooManyStalledMsgs) || errors.Is(p.err, nats.ErrConnectionClosed) {
 				stalled = p.err
 			}
 		}
