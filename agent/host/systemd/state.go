@@ -24,6 +24,8 @@ type UnitState struct {
 
 	// File is "enabled", "disabled", "static", "linked" and so on; empty for a unit without a file.
 	File string
+	// Fragment is the path of the file the unit was read from.
+	Fragment string
 	// Invocation tells two lives of a unit apart; the journal keeps it with each line.
 	Invocation string
 	// NeedReload: the file changed since it was read, so a restart would start the old definition.
@@ -150,7 +152,7 @@ func (s *session) fill(ctx context.Context, u *UnitState) error {
 	var condition bool
 	var since, tested uint64
 	ask := map[string][]property{"Unit": {
-		{"UnitFileState", &u.File}, {"InvocationID", &invocation}, {"NeedDaemonReload", &u.NeedReload},
+		{"UnitFileState", &u.File}, {"FragmentPath", &u.Fragment}, {"InvocationID", &invocation}, {"NeedDaemonReload", &u.NeedReload},
 		{"ConditionResult", &condition},
 		{"ConditionTimestamp", &tested}, {"ActiveEnterTimestamp", &since},
 	}}

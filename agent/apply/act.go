@@ -1,0 +1,416 @@
+package apply
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"mesh/agent/host/file"
+	"mesh/agent/host/systemd"
+	"mesh/agent/host/user"
+	"mesh/agent/plan"
+	"mesh/agent/resource"
+	"mesh/agent/state"
+	"mesh/shared/refusal"
+	"mesh/shared/subject"
+)
+
+// run is one plan being acted out.
+type run struct {
+	*Engine
+	w     *work
+	slots chan struct{} // bounds what is done side by side
+	// filtered is closed once the packet filter was seen to; no unit starts before.
+	filtered chan struct{}
+
+	mu      sync.Mutex // guards the fields below
+	failed  map[subject.Module]error
+	outcome state.Batch
+	steps   int
+	started map[string]systemd.Verdict
+}
+
+// act performs the plan: what all modules stand on first, bundles beside each other, then the modules in
+// one wave, with one reload. Modules whose bundle takes long follow in a second wave.
+func (r *run) act(ctx context.Context) {
+	r.outcome.Delete = append(r.outcome.Delete, r.w.plan.Forget...)
+	r.ground(ctx)
+	late := r.fetch(ctx)
+	r.wave(ctx, func(m subject.Module) bool { return !late.has(m) })
+	if late.wait() {
+		r.wave(ctx, late.has)
+	}
+}
+
+func (r *run) ground(ctx context.Context) {
+	for _, s := range r.w.plan.Steps {
+		if s.Op.Phase() != plan.Ground {
+			continue
+		}
+		shared := s.Op == plan.MakeDir && s.Want.Dir.Implied
+		if r.failure(s.Module) == nil || shared {
+			r.step(ctx, s)
+		}
+	}
+}
+
+// lateness is which modules' bundles are still on their way.
+type lateness struct {
+	modules map[subject.Module]bool
+	done    <-chan struct{}
+}
+
+func (l lateness) has(m subject.Module) bool { return l.modules[m] }
+
+// wait returns whether there were late ones, once they are there.
+func (l lateness) wait() bool {
+	if len(l.modules) == 0 {
+		return false
+	}
+	<-l.done
+	return true
+}
+
+// fetch starts all fetches and waits a moment for them.
+func (r *run) fetch(ctx context.Context) lateness {
+	var wg sync.WaitGroup
+	all := make(chan struct{})
+	var mu sync.Mutex // guards pending
+	pending := map[subject.Module]bool{}
+	for _, s := range r.w.plan.Steps {
+		if s.Op != plan.Fetch || r.failure(s.Module) != nil {
+			continue
+		}
+		pending[s.Module] = true
+		wg.Add(1)
+		go func() { // ends with the fetch, which ends with ctx
+			defer wg.Done()
+			if r.slot(ctx) {
+				defer r.free()
+				r.step(ctx, s)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			delete(pending, s.Module)
+		}()
+	}
+	if len(pending) == 0 {
+		return lateness{}
+	}
+	go func() { // ends with the fetches
+		wg.Wait()
+		close(all)
+	}()
+	select {
+	case <-all:
+		return lateness{}
+	case <-r.cfg.Clock.After(fetchGrace):
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	late := lateness{modules: map[subject.Module]bool{}, done: all}
+	for m := range pending {
+		late.modules[m] = true
+	}
+	return late
+}
+
+// wave brings the modules it is for to their end.
+func (r *run) wave(ctx context.Context, mine func(subject.Module) bool) {
+	r.each(ctx, mine, plan.Making, nil)
+	r.enable(ctx, mine)
+	r.reload(ctx, mine)
+	<-r.filtered
+	r.each(ctx, mine, plan.Starting, r.settle)
+	r.each(ctx, mine, plan.Cleaning, nil)
+}
+
+// each performs the steps of one phase, module beside module, each up to its first failure; then does
+// then, for modules that had steps.
+func (r *run) each(ctx context.Context, mine func(subject.Module) bool, phase plan.Phase, then func(context.Context, subject.Module, []systemd.JobResult)) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	steps := r.w.plan.Steps
+	for len(steps) > 0 {
+		m, n := steps[0].Module, 1
+		for n < len(steps) && steps[n].Module == m && steps[n].Op.Phase() == steps[0].Op.Phase() {
+			n++
+		}
+		group := steps[:n]
+		steps = steps[n:]
+		if group[0].Op.Phase() != phase || !mine(m) || r.failure(m) != nil {
+			continue
+		}
+		wg.Add(1)
+		go func() { // ends with its steps
+			defer wg.Done()
+			jobs, ok := r.group(ctx, group)
+			if then != nil && ok {
+				then(ctx, m, jobs)
+			}
+		}()
+	}
+}
+
+// group performs steps in turn; ok is false when ctx ended before they began.
+func (r *run) group(ctx context.Context, group []plan.Step) (jobs []systemd.JobResult, ok bool) {
+	if !r.slot(ctx) {
+		return nil, false
+	}
+	defer r.free()
+	for _, s := range group {
+		job, err := r.step(ctx, s)
+		if err != nil {
+			break
+		}
+		if job != nil {
+			jobs = append(jobs, *job)
+		}
+	}
+	return jobs, true
+}
+
+// slot waits for leave to work.
+func (r *run) slot(ctx context.Context) bool {
+	select {
+	case r.slots <- struct{}{}:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func (r *run) free() { <-r.slots }
+
+// settle waits until the module's units proved that they stay up, without a slot: others go on.
+func (r *run) settle(ctx context.Context, m subject.Module, jobs []systemd.JobResult) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for _, job := range jobs {
+		wg.Add(1)
+		go func() { // ends after the settling time, or with ctx
+			defer wg.Done()
+			v, err := r.cfg.Host.Units.Settle(ctx, job, r.cfg.Settle)
+			if err != nil {
+				r.fail(ctx, m, err)
+				return
+			}
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.started[job.State.Name] = v
+		}()
+	}
+}
+
+// enable enables all units in one call.
+func (r *run) enable(ctx context.Context, mine func(subject.Module) bool) {
+	var steps []plan.Step
+	var names []string
+	for _, s := range r.w.plan.Steps {
+		if s.Op == plan.Enable && mine(s.Module) && r.failure(s.Module) == nil {
+			steps, names = append(steps, s), append(names, s.Name())
+		}
+	}
+	if len(steps) == 0 || ctx.Err() != nil {
+		return
+	}
+	r.cfg.FailPoint(before(plan.Enable))
+	_, err := r.cfg.Host.Units.Enable(ctx, names)
+	r.cfg.FailPoint(after(plan.Enable))
+	for _, s := range steps {
+		r.close(ctx, s, err)
+	}
+}
+
+// reload makes systemd read its files once, if any of these modules changed one.
+func (r *run) reload(ctx context.Context, mine func(subject.Module) bool) {
+	due, planned := false, false
+	for _, s := range r.w.plan.Steps {
+		switch s.Op {
+		case plan.WriteUnit, plan.RemoveUnit, plan.Enable, plan.Disable:
+			due = due || mine(s.Module)
+		case plan.Reload:
+			planned = true
+		}
+	}
+	// A reload that no step asks for is for a file that somebody else changed: the first wave's.
+	others := planned && !slices.ContainsFunc(r.w.plan.Steps, func(s plan.Step) bool {
+		return s.Op == plan.WriteUnit || s.Op == plan.RemoveUnit || s.Op == plan.Enable || s.Op == plan.Disable
+	})
+	if !due && !others || ctx.Err() != nil {
+		return
+	}
+	r.cfg.FailPoint(before(plan.Reload))
+	err := r.cfg.Host.Units.Reload(ctx)
+	r.cfg.FailPoint(after(plan.Reload))
+	r.mu.Lock()
+	r.steps++
+	r.mu.Unlock()
+	if err == nil {
+		return
+	}
+	for _, s := range r.w.plan.Steps { // none of them can go on: systemd would start what it knew before
+		if s.Op.Phase() == plan.Starting && mine(s.Module) {
+			r.fail(ctx, s.Module, err)
+		}
+	}
+}
+
+// step performs one act and takes its outcome down.
+func (r *run) step(ctx context.Context, s plan.Step) (*systemd.JobResult, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	r.cfg.FailPoint(before(s.Op))
+	job, err := r.do(ctx, s)
+	r.cfg.FailPoint(after(s.Op))
+	if err != nil {
+		err = named(fmt.Errorf("%s %s: %w", s.Op, s.Name(), err), s)
+	}
+	return job, r.close(ctx, s, err)
+}
+
+// close takes the outcome of a step down. Starts are written at once: a repeated one is felt.
+func (r *run) close(ctx context.Context, s plan.Step, err error) error {
+	if err != nil {
+		r.fail(ctx, s.Module, err)
+		return err
+	}
+	r.cfg.Log.Info("step done", "module", s.Module, "step", string(s.Op), "thing", s.ID, "why", s.Reason)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.steps++
+	var now state.Batch
+	into := &r.outcome
+	if s.Op.Phase() == plan.Starting {
+		into = &now
+	}
+	if s.Done != nil {
+		into.Put = append(into.Put, *s.Done)
+	}
+	if s.Forget {
+		into.Delete = append(into.Delete, s.ID)
+	}
+	if s.Op.Phase() != plan.Starting {
+		return nil
+	}
+	r.cfg.FailPoint(beforeOutcome)
+	err = r.cfg.Store.Done(context.WithoutCancel(ctx), now)
+	r.cfg.FailPoint(afterOutcome)
+	return err
+}
+
+// fail stops a module. That the agent itself is ending is no failure of the module's.
+func (r *run) fail(ctx context.Context, m subject.Module, err error) {
+	if ctx.Err() != nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.failed[m] == nil {
+		r.failed[m] = err
+	}
+}
+
+func (r *run) failure(m subject.Module) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.failed[m]
+}
+
+func (r *run) do(ctx context.Context, s plan.Step) (*systemd.JobResult, error) {
+	units := r.cfg.Host.Units
+	var err error
+	switch s.Op {
+	case plan.MakeUser:
+		u := s.Want.User
+		_, err = user.Ensure(ctx, r.root, r.cfg.Host.Runner, user.Spec{Name: u.Name, Home: u.Home, Shell: u.Shell, Groups: u.Groups})
+		err = errors.Join(err, r.readAccounts())
+	case plan.MakeDir, plan.ChangeDir:
+		err = r.makeDir(s)
+	case plan.Fetch:
+		err = r.fetchBundle(ctx, s.Want.Bundle)
+	case plan.WriteFile:
+		f := s.Want.File
+		err = r.write(s, f.Path, f.Owner, f.Group, file.Spec{Content: f.Content, Mode: f.Mode})
+	case plan.WriteUnit:
+		u := s.Want.Unit
+		err = r.write(s, u.Path(), "root", "root", file.Spec{Content: u.Content, Mode: 0o644})
+	case plan.Stop:
+		_, err = units.Stop(ctx, s.Name())
+		if errors.Is(err, systemd.ErrNoUnit) {
+			err = nil
+		}
+	case plan.Disable:
+		_, err = units.Disable(ctx, []string{s.Name()})
+	case plan.RemoveUnit:
+		_, err = r.root.Remove(resource.UnitFolder + "/" + s.Name())
+	case plan.Start, plan.Restart:
+		return r.startUnit(ctx, s)
+	case plan.RemoveFile:
+		_, err = r.root.Remove(s.Name())
+	case plan.RemoveDir:
+		if _, err = r.root.RemoveDir(s.Name()); errors.Is(err, file.ErrNotEmpty) {
+			r.cfg.Log.Info("a folder stays: something is in it", "module", s.Module, "folder", s.Name())
+			err = nil
+		}
+	case plan.RemoveBundle:
+		err = r.removeBundle(s.ID)
+	default:
+		panic("apply does not know the step " + string(s.Op))
+	}
+	return nil, err
+}
+
+func (r *run) startUnit(ctx context.Context, s plan.Step) (*systemd.JobResult, error) {
+	units := r.cfg.Host.Units
+	if s.Retry {
+		if err := units.ResetFailed(ctx, s.Name()); err != nil {
+			return nil, err
+		}
+	}
+	start := units.Start
+	if s.Op == plan.Restart {
+		start = units.Restart
+	}
+	job, err := start(ctx, s.Name())
+	if err != nil {
+		return nil, err
+	}
+	job.State.Name = s.Name()
+	return &job, nil
+}
+
+// owner finds the ids of owner and group.
+func (r *run) owner(owner, group string) (uid, gid int, err error) {
+	u, ok := r.accounts.Users[owner]
+	if !ok {
+		return 0, 0, refusal.New("the owner "+owner, "this machine has no such user", "declare it under run.users, or choose another")
+	}
+	g, ok := r.accounts.Groups[group]
+	if !ok {
+		return 0, 0, refusal.New("the group "+group, "this machine has no such group", "make it, or choose another")
+	}
+	return u.UID, g.GID, nil
+}
+
+func (r *run) write(s plan.Step, path, owner, group string, spec file.Spec) (err error) {
+	if spec.UID, spec.GID, err = r.owner(owner, group); err != nil {
+		return err
+	}
+	spec.Path, spec.MustNotExist = path, s.New
+	_, err = r.root.Write(spec)
+	return err
+}
+
+func (r *run) makeDir(s plan.Step) error {
+	d := s.Want.Dir
+	uid, gid, err := r.owner(d.Owner, d.Group)
+	if err != nil {
+		return err
+	}
+	_, err = r.root.MakeDir(file.DirSpec{Path: d.Path, Mode: d.Mode, UID: uid, GID: gid})
+	return err
+}

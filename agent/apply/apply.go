@@ -1,0 +1,403 @@
+// Package apply makes a machine as its declaration says: it takes a signed declaration in, looks at the
+// machine, has the plan made, keeps declaration and intents in one commit, acts, and says how each
+// module is. It decides nothing that mesh/agent/plan could.
+//
+// A declaration that is refused changes nothing. Whatever instant the agent dies at, the next pass looks
+// again, plans again and finishes (APP-5): an act may be repeated, and nothing is left half done. A
+// module's failure stops that module where it is, and no other, nor the packet filter; it is tried again
+// with growing pauses. Where nothing differs nothing is written, no process started, no question asked
+// but what stat and one call to systemd answer.
+//
+// One pass runs at a time; callers wait for each other. The goroutines of a pass end before it returns.
+package apply
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+	"time"
+
+	"mesh/agent/host/file"
+	"mesh/agent/host/systemd"
+	"mesh/agent/host/user"
+	"mesh/agent/plan"
+	"mesh/agent/resource"
+	"mesh/agent/state"
+	"mesh/shared/clock"
+	"mesh/shared/credential"
+	"mesh/shared/declaration"
+	"mesh/shared/manifest"
+	"mesh/shared/refusal"
+	"mesh/shared/report"
+	"mesh/shared/subject"
+)
+
+// Units is what *systemd.Conn does.
+type Units interface {
+	List(ctx context.Context, units []string) (map[string]systemd.UnitState, error)
+	States(ctx context.Context, units []string) (map[string]systemd.UnitState, error)
+	Reload(ctx context.Context) error
+	Enable(ctx context.Context, units []string) (changed bool, err error)
+	Disable(ctx context.Context, units []string) (changed bool, err error)
+	ResetFailed(ctx context.Context, unit string) error
+	Start(ctx context.Context, unit string) (systemd.JobResult, error)
+	Restart(ctx context.Context, unit string) (systemd.JobResult, error)
+	Stop(ctx context.Context, unit string) (systemd.JobResult, error)
+	Settle(ctx context.Context, start systemd.JobResult, d time.Duration) (systemd.Verdict, error)
+}
+
+// Host is what a pass acts through.
+type Host struct {
+	// Files is the root of all declared paths; nil opens Config.Root.
+	Files *file.Root
+	// Units is systemd; nil for none: modules with units are then unknown.
+	Units Units
+	// Runner starts the distribution's programs that make users.
+	Runner user.Runner
+	// Machine is what modules' needs are held against; zero for nothing.
+	Machine resource.Machine
+}
+
+// Filter puts the packet filter of a declaration in force. An error is said, and tried again.
+type Filter interface {
+	Apply(ctx context.Context, d *declaration.Declaration) error
+}
+
+// Config is what an Engine works with.
+type Config struct {
+	Store    *state.Store
+	Node     subject.Node
+	Mesh     string
+	Verifier credential.Verifier
+	// Curve opens the secrets sealed to this node.
+	Curve credential.Seed
+	// Root is where declared paths begin, "/" on a machine.
+	Root string
+	// BundleDir is where bundles are unpacked: an absolute path of its own, not below Root.
+	BundleDir string
+	Host      Host
+	// Fetch writes an artifact to w from a chunk on, in order.
+	Fetch  func(ctx context.Context, a declaration.Artifact, from int, w io.Writer) error
+	Filter Filter // nil for none
+	Clock  clock.Clock
+	Rand   io.Reader
+	Log    *slog.Logger
+	// Workers bounds the modules worked on side by side; 0 means 4.
+	Workers int
+	// Settle is how long a started unit must stay up; 0 means 1.5 s.
+	Settle time.Duration
+	// Reserve is how many bytes a bundle must leave free on the disk; 0 means 16 MiB.
+	Reserve int64
+	// FailPoint is called at each of FailPoints; a test dies there. nil on a machine.
+	FailPoint func(name string)
+}
+
+const (
+	defaultWorkers = 4
+	defaultSettle  = 1500 * time.Millisecond
+	defaultReserve = 16 << 20
+	// fetchGrace is how long modules that need no bundle wait for those that do, so that one reload
+	// serves all.
+	fetchGrace = 3 * time.Second
+	// pauseMin and pauseMax bound the pause before a failed module is tried again.
+	pauseMin, pauseMax = 5 * time.Second, 5 * time.Minute
+)
+
+// Cause is why a pass is made.
+type Cause string
+
+// The causes.
+const (
+	Boot      Cause = "boot"      // the agent came up
+	Reconcile Cause = "reconcile" // it is time to look, or something hinted
+)
+
+// Result is how a pass went.
+type Result struct {
+	// Seq is the declaration this node holds.
+	Seq     uint64
+	Outcome report.Outcome
+	// Refused says why, when Outcome is Refused or Failed.
+	Refused *refusal.Refusal
+	// RefusedSeq is the declaration that was refused; 0 when it could not even be read.
+	RefusedSeq uint64
+	// News: Accept took a declaration it did not hold.
+	News bool
+	// Modules are sorted by name.
+	Modules []report.Module
+	// Drift is what was found changed by hand in this pass, each once.
+	Drift []report.Drift
+	// Strays are units with mesh's mark that nothing declares and the ledger does not know.
+	Strays []string
+	// Steps is how many acts were made.
+	Steps int
+	Took  time.Duration
+	// NextTry is when a module that failed is to be tried again, by a pass; zero when none waits.
+	NextTry time.Time
+}
+
+// Engine applies. Make it with New.
+type Engine struct {
+	cfg  Config
+	root *file.Root
+	turn chan struct{} // token: one pass at a time; it owns what follows
+
+	seen     map[string]file.State // what was read at a path and can be told unchanged by stat
+	accounts user.Accounts
+	passwd   [2]file.Fingerprint // of the files accounts was read from
+	fast     *settled            // what a look has to find unchanged to be over; nil: look at everything
+	pauses   map[subject.Module]*pause
+	said     map[string]string // findings that stay, as they were last said
+	filterOK bool              // the filter of the declaration held is in force
+	booted   bool
+
+	mu       sync.Mutex // guards the two below
+	declared *declaration.Declaration
+	last     Result
+}
+
+type pause struct {
+	next   time.Time
+	length time.Duration
+	why    string
+}
+
+// New returns an Engine that has done nothing yet.
+func New(cfg Config) (*Engine, error) {
+	if cfg.Workers == 0 {
+		cfg.Workers = defaultWorkers
+	}
+	if cfg.Settle == 0 {
+		cfg.Settle = defaultSettle
+	}
+	if cfg.Reserve == 0 {
+		cfg.Reserve = defaultReserve
+	}
+	if cfg.FailPoint == nil {
+		cfg.FailPoint = func(string) {}
+	}
+	e := &Engine{cfg: cfg, root: cfg.Host.Files, turn: make(chan struct{}, 1), seen: map[string]file.State{},
+		pauses: map[subject.Module]*pause{}, said: map[string]string{}}
+	e.turn <- struct{}{}
+	if e.root == nil {
+		var err error
+		if e.root, err = file.OpenRoot(cfg.Root); err != nil {
+			return nil, err
+		}
+	}
+	return e, nil
+}
+
+// Declared is the declaration held, without the modules' manifests; nil when none is.
+func (e *Engine) Declared() *declaration.Declaration {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.declared
+}
+
+// Last is the result of the last pass.
+func (e *Engine) Last() Result {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.last
+}
+
+// work is one declaration being carried out.
+type work struct {
+	start     time.Time
+	cause     Cause
+	accepted  bool // by this very call
+	d         *declaration.Declaration
+	resources []resource.Resource
+	ledger    []state.Row
+	see       plan.Observed
+	plan      plan.Plan
+	// unreadable are modules that could not be expanded or looked at.
+	unreadable map[subject.Module]error
+}
+
+// Accept takes a signed declaration in and carries it out. A declaration that is refused, because it is
+// not signed by the pinned key, not understood whole, meant for another or older than the one held,
+// changes nothing: the Result says so, and the error is nil. The newest one again does nothing either.
+// An error means that the pass could not be made at all.
+func (e *Engine) Accept(ctx context.Context, signed declaration.Signed) (Result, error) {
+	give, err := e.take(ctx)
+	if err != nil {
+		return Result{}, err
+	}
+	defer give()
+	start, digest := e.cfg.Clock.Now(), signed.Digest()
+	if _, held := e.cfg.Store.Newest(); held == digest {
+		return e.again(), nil
+	}
+	d, manifests, err := e.read(signed)
+	if err == nil {
+		_, err = e.cfg.Store.Judge(d.Seq, digest)
+	}
+	if err != nil {
+		return e.refuse(ctx, d, err, start)
+	}
+	w := &work{start: start, cause: Reconcile, accepted: true, d: d}
+	if err := e.look(ctx, w, manifests); err != nil {
+		return Result{}, fmt.Errorf("apply declaration %d: %w", d.Seq, err)
+	}
+	e.cfg.FailPoint(beforeAccept)
+	if _, err := e.cfg.Store.Accept(ctx, d.Seq, digest, signed, w.plan.Intents()); err != nil {
+		if refusal.Of(err) != nil {
+			return e.refuse(ctx, d, err, start)
+		}
+		return Result{}, err
+	}
+	e.cfg.FailPoint(afterAccept)
+	e.hold(d)
+	e.filterOK = false
+	clear(e.pauses)
+	r, err := e.carry(ctx, w)
+	r.News = true
+	return r, err
+}
+
+// Pass looks at the machine and puts in order what is not as the declaration held says.
+func (e *Engine) Pass(ctx context.Context, cause Cause) (Result, error) {
+	give, err := e.take(ctx)
+	if err != nil {
+		return Result{}, err
+	}
+	defer give()
+	start := e.cfg.Clock.Now()
+	if cause != Boot && e.unchanged(ctx) {
+		return e.again(), nil
+	}
+	held, ok, err := e.cfg.Store.Current(ctx)
+	if err != nil {
+		return Result{}, fmt.Errorf("read the declaration held: %w", err)
+	}
+	if !ok {
+		return e.keep(Result{Outcome: report.None}), nil
+	}
+	d, manifests, err := e.read(declaration.Signed(held.Signed))
+	if err != nil {
+		// It was accepted once: the pinned key or the program is another now.
+		return e.keep(Result{Seq: held.Seq, Outcome: report.Failed, Refused: refusalOf(err, "the declaration held"), Modules: e.cfg.Store.Modules()}), nil
+	}
+	e.hold(d)
+	w := &work{start: start, cause: cause, d: d}
+	if cause == Boot {
+		e.sweep(manifests)
+	}
+	if err := e.look(ctx, w, manifests); err != nil {
+		return Result{}, fmt.Errorf("look at the machine: %w", err)
+	}
+	if rows := w.plan.Intents(); len(rows) > 0 {
+		e.cfg.FailPoint(beforeIntent)
+		if err := e.cfg.Store.Intend(ctx, rows); err != nil {
+			return Result{}, err
+		}
+		e.cfg.FailPoint(afterIntent)
+	}
+	return e.carry(ctx, w)
+}
+
+// Preview is the plan that Accept would carry out. It changes nothing (APP-15).
+func (e *Engine) Preview(ctx context.Context, signed declaration.Signed) (plan.Plan, error) {
+	give, err := e.take(ctx)
+	if err != nil {
+		return plan.Plan{}, err
+	}
+	defer give()
+	d, manifests, err := e.read(signed)
+	if err != nil {
+		return plan.Plan{}, err
+	}
+	w := &work{start: e.cfg.Clock.Now(), cause: Reconcile, d: d}
+	err = e.look(ctx, w, manifests)
+	return w.plan, err
+}
+
+// Close gives back what New opened. No pass may run.
+func (e *Engine) Close() error {
+	if e.cfg.Host.Files != nil {
+		return nil
+	}
+	return e.root.Close()
+}
+
+func (e *Engine) take(ctx context.Context) (give func(), err error) {
+	select {
+	case <-e.turn:
+		return func() { e.turn <- struct{}{} }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// read verifies and decodes a declaration whole.
+func (e *Engine) read(signed declaration.Signed) (*declaration.Declaration, []manifest.Manifest, error) {
+	d, err := signed.Open(e.cfg.Verifier, e.cfg.Mesh, e.cfg.Node)
+	if err != nil {
+		return nil, nil, err
+	}
+	manifests, err := resource.Decode(d)
+	return d, manifests, err
+}
+
+// refuse says no; the machine and the store stay as they are.
+func (e *Engine) refuse(ctx context.Context, d *declaration.Declaration, why error, start time.Time) (Result, error) {
+	if refusal.Of(why) == nil {
+		return Result{}, why
+	}
+	seq, _ := e.cfg.Store.Newest()
+	r := Result{Seq: seq, Outcome: report.Refused, Refused: refusal.Of(why), Modules: e.cfg.Store.Modules(), Strays: e.Last().Strays,
+		Took: e.cfg.Clock.Now().Sub(start)}
+	if d != nil {
+		r.RefusedSeq = d.Seq
+	}
+	e.cfg.Log.Warn("a declaration was refused", "seq", r.RefusedSeq, "err", why)
+	if err := e.cfg.Store.AddProblem(ctx, oneLine(why)); err != nil {
+		return r, err
+	}
+	return r, nil
+}
+
+// again is the last result for a pass that had nothing to do.
+func (e *Engine) again() Result {
+	r := e.Last()
+	if seq, _ := e.cfg.Store.Newest(); r.Seq != seq || r.Outcome == "" {
+		return Result{Seq: seq, Outcome: report.Applying, Modules: e.cfg.Store.Modules()}
+	}
+	r.Modules = e.cfg.Store.Modules()
+	r.Steps, r.Drift, r.News, r.Took = 0, nil, false, 0
+	return r
+}
+
+func (e *Engine) keep(r Result) Result {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.last = r
+	return r
+}
+
+// hold remembers the declaration, without what is large.
+func (e *Engine) hold(d *declaration.Declaration) {
+	small := *d
+	small.Modules = make([]declaration.Module, len(d.Modules))
+	for i, m := range d.Modules {
+		small.Modules[i] = declaration.Module{Name: m.Name, Build: m.Build, Artifact: m.Artifact}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.declared = &small
+}
+
+// refusalOf is the refusal in err, or err as one.
+func refusalOf(err error, what string) *refusal.Refusal {
+	if r := refusal.Of(err); r != nil {
+		return r
+	}
+	return &refusal.Refusal{What: what, Why: err.Error(), Do: "it is tried again by itself; look at the machine"}
+}
+
+var errNoUnits = errors.New("there is no systemd to ask")

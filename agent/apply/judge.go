@@ -1,0 +1,284 @@
+package apply
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"mesh/agent/host/systemd"
+	"mesh/agent/plan"
+	"mesh/agent/resource"
+	"mesh/agent/state"
+	"mesh/shared/refusal"
+	"mesh/shared/report"
+	"mesh/shared/subject"
+)
+
+// carry acts the plan out and says how it went.
+func (e *Engine) carry(ctx context.Context, w *work) (Result, error) {
+	e.fast = nil
+	if w.cause == Boot {
+		e.sweepBundles(w.resources)
+	}
+	paused := e.dropPaused(w)
+	r := &run{Engine: e, w: w, slots: make(chan struct{}, e.cfg.Workers), filtered: make(chan struct{}),
+		failed: map[subject.Module]error{}, started: map[string]systemd.Verdict{}}
+	var filterErr error
+	go func() { // ends when the filter is in force or refused, or with ctx; the wait below is for it
+		defer close(r.filtered)
+		filterErr = e.filter(ctx, w)
+	}()
+	r.act(ctx)
+	<-r.filtered
+	if err := ctx.Err(); err != nil { // what was done is kept all the same; the next pass goes on
+		return Result{}, errors.Join(err, e.cfg.Store.Done(context.WithoutCancel(ctx), r.outcome))
+	}
+	e.booted = true
+	states := e.after(ctx, r)
+	result := Result{Seq: w.d.Seq, Outcome: report.Applied, Steps: r.steps, Modules: r.modules(states, paused), Strays: e.strays(w)}
+	result.Drift = e.drift(r)
+	e.blame(r, &result, filterErr)
+	result.NextTry = e.nextTry()
+	result.Took = e.cfg.Clock.Now().Sub(w.start)
+	if err := e.record(ctx, r, result); err != nil {
+		return Result{}, err
+	}
+	result.Modules = e.cfg.Store.Modules()
+	if result.Outcome == report.Applied && result.Steps == 0 && len(w.plan.Found) == 0 && len(w.plan.Adopt)+len(w.plan.Forget) == 0 {
+		e.remember(w)
+	}
+	return e.keep(result), nil
+}
+
+// record writes the outcome down, in one lazy commit; where nothing is new, nothing.
+func (e *Engine) record(ctx context.Context, r *run, result Result) error {
+	b := r.outcome
+	b.Modules, b.Drift = result.Modules, result.Drift
+	last := e.Last()
+	if r.w.accepted || result.Steps > 0 || result.Outcome != last.Outcome || result.Seq != last.Seq {
+		why := ""
+		if result.Refused != nil {
+			why = oneLine(result.Refused)
+		}
+		b.Past = &state.Past{Seq: result.Seq, Outcome: result.Outcome, Why: why, Steps: result.Steps, Took: result.Took}
+	}
+	e.cfg.FailPoint(beforeOutcome)
+	err := e.cfg.Store.Done(ctx, b)
+	e.cfg.FailPoint(afterOutcome)
+	if err != nil || result.Refused == nil || last.Refused != nil && *last.Refused == *result.Refused {
+		return err
+	}
+	e.cfg.Log.Warn("the machine is not as declared; it is tried again", "seq", result.Seq, "err", oneLine(result.Refused))
+	return e.cfg.Store.AddProblem(ctx, oneLine(result.Refused))
+}
+
+// filter puts the packet filter in force, unless it is.
+func (e *Engine) filter(ctx context.Context, w *work) error {
+	if e.cfg.Filter == nil || e.filterOK {
+		return nil
+	}
+	err := e.cfg.Filter.Apply(ctx, w.d)
+	e.filterOK = err == nil
+	return err
+}
+
+// dropPaused takes the steps of modules that failed a moment ago out of the plan, but not repairs; it
+// returns the modules that wait so, and why.
+func (e *Engine) dropPaused(w *work) map[subject.Module]string {
+	paused := map[subject.Module]string{}
+	now := e.cfg.Clock.Now()
+	w.plan.Steps = slices.DeleteFunc(w.plan.Steps, func(s plan.Step) bool {
+		p := e.pauses[s.Module]
+		if p == nil || !now.Before(p.next) || s.Drift {
+			return false
+		}
+		paused[s.Module] = p.why
+		return true
+	})
+	return paused
+}
+
+// after is how the declared units are once all is done.
+func (e *Engine) after(ctx context.Context, r *run) map[string]plan.Unit {
+	if r.w.see.UnitsError != nil || len(r.w.see.Units) == 0 || !touchesUnits(r.w.plan.Steps) {
+		return r.w.see.Units
+	}
+	var names []string
+	for _, res := range r.w.resources {
+		if res.Kind == resource.KindUnit {
+			names = append(names, res.Unit.Name)
+		}
+	}
+	states, err := e.units(ctx, names)
+	if err != nil {
+		e.cfg.Log.Warn("systemd could not be asked how the units are", "err", err)
+		r.w.see.UnitsError = err
+	}
+	return states
+}
+
+func touchesUnits(steps []plan.Step) bool {
+	return slices.ContainsFunc(steps, func(s plan.Step) bool {
+		switch s.Op {
+		case plan.WriteUnit, plan.RemoveUnit, plan.Stop, plan.Disable, plan.Enable, plan.Reload, plan.Start, plan.Restart:
+			return true
+		}
+		return false
+	})
+}
+
+// modules says how each declared module is, and sets the pauses of those that failed.
+func (r *run) modules(states map[string]plan.Unit, paused map[subject.Module]string) []report.Module {
+	out := make([]report.Module, 0, len(r.w.d.Modules))
+	for _, m := range r.w.d.Modules {
+		mod := report.Module{Name: m.Name, Build: m.Build, State: report.Running}
+		why, restarts := r.unitsOf(m.Name, states)
+		mod.Restarts = restarts
+		err := cmp.Or(r.w.unreadable[m.Name], r.w.plan.Failed[m.Name], r.failed[m.Name])
+		switch {
+		case err != nil:
+			mod.State, mod.Detail = report.Broken, oneLine(err)
+		case r.w.plan.Unknown[m.Name] != nil:
+			mod.State, mod.Detail = report.Unknown, "systemd cannot be asked: "+oneLine(r.w.plan.Unknown[m.Name])
+		case r.w.see.UnitsError != nil && r.hasUnits(m.Name):
+			mod.State, mod.Detail = report.Unknown, "systemd cannot be asked: "+oneLine(r.w.see.UnitsError)
+		case paused[m.Name] != "":
+			mod.State, mod.Detail = report.Broken, paused[m.Name]
+		case why != "":
+			mod.State, mod.Detail = report.Broken, why
+		}
+		r.setPause(m.Name, mod, r.failed[m.Name] != nil || err == nil && why != "", paused)
+		out = append(out, mod)
+	}
+	return out
+}
+
+// setPause lets a module that failed wait longer each time, and forgets the pause of one that is well.
+func (r *run) setPause(m subject.Module, mod report.Module, failed bool, paused map[subject.Module]string) {
+	if paused[m] != "" {
+		return
+	}
+	if !failed {
+		delete(r.pauses, m)
+		return
+	}
+	p := r.pauses[m]
+	if p == nil {
+		p = &pause{length: pauseMin / 2}
+		r.pauses[m] = p
+	}
+	p.why = mod.Detail
+	if now := r.cfg.Clock.Now(); !now.Before(p.next) {
+		p.length = min(2*p.length, pauseMax)
+		p.next = now.Add(p.length)
+	}
+}
+
+// nextTry is when the first of the modules that failed is to be tried again.
+func (e *Engine) nextTry() (next time.Time) {
+	for _, p := range e.pauses {
+		if next.IsZero() || p.next.Before(next) {
+			next = p.next
+		}
+	}
+	return next
+}
+
+func (r *run) hasUnits(m subject.Module) bool {
+	return slices.ContainsFunc(r.w.resources, func(res resource.Resource) bool {
+		return res.Module == m && res.Kind == resource.KindUnit
+	})
+}
+
+// unitsOf says what is wrong with the units of a module, and how often they were started again.
+func (r *run) unitsOf(m subject.Module, states map[string]plan.Unit) (why string, restarts int) {
+	var all []string
+	for _, res := range r.w.resources {
+		if res.Module != m || res.Kind != resource.KindUnit {
+			continue
+		}
+		have := states[res.Unit.Name]
+		restarts += have.Restarts
+		if !res.Unit.Started {
+			continue
+		}
+		if v, ok := r.started[res.Unit.Name]; ok && !v.OK && !(res.Unit.Ends && have.Active == "inactive" && have.Result == "success") {
+			all = append(all, res.Unit.Name+": "+v.Why)
+			continue
+		}
+		if w := unwell(res.Unit, have); w != "" {
+			all = append(all, res.Unit.Name+": "+w)
+		}
+	}
+	return strings.Join(all, "; "), restarts
+}
+
+// unwell says in words how a unit that should run does not.
+func unwell(u *resource.Unit, have plan.Unit) string {
+	switch {
+	case have.Active == "failed":
+		return fmt.Sprintf("it failed (%s, status %d)", have.Result, have.Status)
+	case have.Sub == "auto-restart":
+		return fmt.Sprintf("it ended (%s, status %d) and is about to be started again, restart %d", have.Result, have.Status, have.Restarts+1)
+	case have.Running() || u.Ends:
+		return ""
+	case have.Active == "":
+		return "it is not there"
+	}
+	return "it is " + have.Active
+}
+
+// drift is what was found changed by hand; what stays as it is, is said once.
+func (e *Engine) drift(r *run) []report.Drift {
+	var out []report.Drift
+	still := map[string]string{}
+	for _, f := range r.w.plan.Found {
+		repaired := f.Repaired && r.failed[f.Module] == nil
+		if !repaired {
+			still[f.ID] = f.What
+			if e.said[f.ID] == f.What {
+				continue
+			}
+		}
+		out = append(out, report.Drift{Module: f.Module, Thing: f.ID, What: f.What, Repaired: repaired, At: e.cfg.Clock.Now().UnixMilli()})
+		e.cfg.Log.Warn("something was changed by hand", "module", f.Module, "thing", f.ID, "what", f.What, "repaired", repaired)
+	}
+	e.said = still
+	return out
+}
+
+// blame settles the outcome and, if something failed, says what came first.
+func (e *Engine) blame(r *run, result *Result, filterErr error) {
+	failed := func(what, why, do string) {
+		result.Outcome = report.Failed
+		if result.Refused == nil {
+			result.Refused = &refusal.Refusal{What: what, Why: why, Do: do}
+		}
+	}
+	if filterErr != nil {
+		result.Outcome, result.Refused = report.Failed, refusalOf(filterErr, fmt.Sprintf("the packet filter of declaration %d", r.w.d.Seq))
+	}
+	declared := map[subject.Module]bool{}
+	for _, m := range result.Modules {
+		declared[m.Name] = true
+		if m.State != report.Running {
+			failed("module "+string(m.Name), m.Detail, "see mesh-agent show "+string(m.Name)+"; it is tried again by itself")
+		}
+	}
+	// What an unassigned module left, and could not be removed.
+	for _, errs := range []map[subject.Module]error{r.failed, r.w.plan.Unknown, r.w.unreadable} {
+		for _, m := range slices.Sorted(maps.Keys(errs)) {
+			if !declared[m] {
+				failed("the end of module "+string(m), oneLine(errs[m]), "look at the machine; it is tried again by itself")
+			}
+		}
+	}
+}
+
+// oneLine is an error as one line.
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
