@@ -1,0 +1,56 @@
+package installer
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestPlace(t *testing.T) {
+	b := newBed(t)
+	before := b.tree()
+
+	fresh := b.Machine.place("/etc/mesh/deep/file", 0o600)
+	for _, text := range []string{"one", "two", "two"} {
+		changed, err := fresh.put([]byte(text))
+		if err != nil || !changed { // a place that was changed once is written again: what it held before is known, what it holds now is not
+			t.Fatalf("put %s: %v, %v", text, changed, err)
+		}
+	}
+	if b.read("/etc/mesh/deep/file") != "two" {
+		t.Error("not written")
+	}
+	if st, err := os.Stat(b.at("/etc/mesh")); err != nil || st.Mode().Perm() != 0o700 {
+		t.Errorf("the folder of a secret: %v, %v", st.Mode(), err)
+	}
+	must(t, fresh.undo())
+	must(t, fresh.undo())
+	if diff := cmp.Diff(before, b.tree()); diff != "" {
+		t.Errorf("undo left %s", diff)
+	}
+
+	b.writeAt(b.at("/etc/there"), "old", 0o640)
+	before = b.tree()
+	same := b.Machine.place("/etc/there", 0o640)
+	if changed, err := same.put([]byte("old")); changed || err != nil {
+		t.Errorf("equal content: %v, %v", changed, err)
+	}
+	other := b.Machine.place("/etc/there", 0o600)
+	if changed, err := other.put([]byte("old")); !changed || err != nil {
+		t.Errorf("another mode: %v, %v", changed, err)
+	}
+	if _, err := other.put([]byte("new")); err != nil {
+		t.Error(err)
+	}
+	must(t, other.undo())
+	if diff := cmp.Diff(before, b.tree()); diff != "" {
+		t.Errorf("undo left %s", diff)
+	}
+
+	must(t, os.Symlink("/dev/null", b.at("/etc/masked")))
+	if _, err := b.Machine.place("/etc/masked", 0o644).put(nil); err == nil || !strings.Contains(err.Error(), "a link to /dev/null") {
+		t.Errorf("a link: %v", err)
+	}
+}
