@@ -22,7 +22,7 @@ import (
 
 // batch is how many nodes are composed, committed and emitted at once: large enough that a commit's
 // sync costs little a node, small enough that the first nodes are sent early.
-const batch = 2048
+const batch = 1024
 
 // Options are what a Composer needs beside the records.
 type Options struct {
@@ -52,14 +52,21 @@ type Composed struct {
 	content   []byte
 	artifacts []string
 	signed    declaration.Signed
+	packed    records.Packed
+	// of is what it was composed from, when that had changed since times.
+	of    *state
+	since int
 }
 
-// Composer composes from a store. One goroutine at a time works in it.
+// Composer composes from a store.
 type Composer struct {
 	store *records.Store
 	o     Options
 
-	mu     sync.Mutex // one composition at a time; also guards what follows
+	// turn has capacity 1: who holds it gives seqs.
+	turn chan struct{}
+
+	mu     sync.Mutex // guards what follows; held while the records are read, for they are read into it
 	loaded bool
 	mark   uint64
 	mesh   records.Mesh
@@ -78,6 +85,8 @@ type state struct {
 	in records.Inputs
 	// fetch is what it may fetch.
 	fetch []string
+	// since counts how often what it is composed from changed in place.
+	since int
 	// clean: composing it would give in.Declared again, with this left out.
 	clean bool
 	left  []Left
@@ -88,7 +97,7 @@ func New(store *records.Store, o Options) *Composer {
 	if o.Workers == 0 {
 		o.Workers = runtime.GOMAXPROCS(0)
 	}
-	return &Composer{store: store, o: o}
+	return &Composer{store: store, o: o, turn: make(chan struct{}, 1)}
 }
 
 // Node composes one node, with a new seq when its content is new; that is on disk when it returns.
@@ -102,25 +111,37 @@ func (c *Composer) Node(ctx context.Context, name subject.Node) (Composed, error
 }
 
 // Nodes composes the nodes named and hands them to emit in batches, each once it is on disk. An unknown
-// name refuses the whole before anything is composed; so does an empty selection (PSH-11).
+// name refuses the whole before anything is composed; so does an empty selection (PSH-11). Nothing else
+// gives seqs until it returns: emit must not compose.
 func (c *Composer) Nodes(ctx context.Context, names []subject.Node, emit func([]Composed) error) error {
 	if len(names) == 0 {
 		return refusal.New("an empty selection of nodes", "nothing is named, and nothing never means all", "name the nodes")
 	}
 	names = slices.Compact(slices.Sorted(slices.Values(names)))
+	select {
+	case c.turn <- struct{}{}:
+		defer func() { <-c.turn }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 	if err := c.know(ctx, names); err != nil {
 		return err
 	}
+	var done []Composed
 	for part := range slices.Chunk(names, batch) {
-		out, err := c.compose(ctx, part)
+		next, err := c.step(ctx, done, part)
+		if err == nil && len(done) > 0 {
+			err = emit(done)
+		}
 		if err != nil {
 			return err
 		}
-		if err := emit(out); err != nil {
-			return err
-		}
+		done = next
 	}
-	return nil
+	if _, err := c.step(ctx, done, nil); err != nil {
+		return err
+	}
+	return emit(done)
 }
 
 // All composes every node, as Nodes does. A mesh without nodes emits nothing.
@@ -184,52 +205,66 @@ func (c *Composer) know(ctx context.Context, names []subject.Node) error {
 	return nil
 }
 
-// compose composes one batch and keeps what is new. A node removed meanwhile is left out.
-func (c *Composer) compose(ctx context.Context, names []subject.Node) ([]Composed, error) {
+// step keeps what was composed, and composes the next nodes meanwhile. A node removed meanwhile is left
+// out. Its caller has the turn.
+func (c *Composer) step(ctx context.Context, done []Composed, names []subject.Node) ([]Composed, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err := c.refresh(ctx); err != nil {
 		return nil, err
 	}
-	out := c.work(names, true)
 	var fresh []records.NewDeclared
-	for i := range out {
-		if d := &out[i]; d.Changed {
-			fresh = append(fresh, records.NewDeclared{Node: d.Node, Seq: d.Seq, Hash: d.Hash, Artifacts: d.artifacts, Signed: d.signed})
+	for i := range done {
+		if d := &done[i]; d.Changed {
+			fresh = append(fresh, records.NewDeclared{Node: d.of.in.Node, Seq: d.Seq, Hash: d.Hash, Artifacts: d.artifacts, Text: d.packed})
 		}
 	}
-	if err := c.store.KeepDeclared(ctx, fresh); err != nil {
+	kept := make(chan error, 1)
+	go func() { kept <- c.store.KeepDeclared(ctx, fresh) }() // awaited below
+	next := c.work(names, toSend)
+	if err := <-kept; err != nil {
 		c.loaded = false
 		return nil, err
 	}
 	now := c.o.Clock.Now()
-	for i := range out {
-		c.settle(&out[i], now)
+	for i := range done {
+		c.settle(&done[i], now)
 	}
-	return out, nil
+	return next, nil
 }
 
-// settle notes what became of a node.
+// settle notes what became of a node. Its inputs may be other ones since it was composed.
 func (c *Composer) settle(d *Composed, now time.Time) {
 	s := c.nodes[d.Node]
-	if d.Err != nil || s.clean {
+	if d.Err != nil || s == nil || s.in.Node.Key != d.of.in.Node.Key {
 		return
 	}
-	s.clean, s.left = true, d.Left
+	if s == d.of && s.since == d.since {
+		s.clean, s.left = true, d.Left
+	}
 	if !d.Changed {
 		return
 	}
-	before := s.in.Declared.Before
-	if !slices.Equal(d.artifacts, s.in.Declared.Artifacts) {
-		before = s.in.Declared.Artifacts
+	last := s.in.Declared
+	s.in.Declared = records.Declared{Seq: d.Seq, Hash: d.Hash, Composed: now, Sent: last.Sent, Artifacts: d.artifacts, Before: last.Before}
+	if !slices.Equal(d.artifacts, last.Artifacts) {
+		s.in.Declared.Before = last.Artifacts
 	}
-	s.in.Declared = records.Declared{Seq: d.Seq, Hash: d.Hash, Composed: now, Artifacts: d.artifacts, Before: before}
-	s.in.Base = d.Seq
+	s.in.Base = max(s.in.Base, d.Seq)
 	c.refetch(s)
 }
 
-// work composes names side by side. With sign, new contents get their seq and signature.
-func (c *Composer) work(names []subject.Node, sign bool) []Composed {
+// purpose is what composing is for.
+type purpose int
+
+const (
+	toCompare purpose = iota // only whether the content is new
+	toShow                   // new contents are kept to be looked at
+	toSend                   // new contents are signed with their seq
+)
+
+// work composes names side by side.
+func (c *Composer) work(names []subject.Node, p purpose) []Composed {
 	out := make([]Composed, 0, len(names))
 	for _, n := range names {
 		if c.nodes[n] != nil {
@@ -243,7 +278,7 @@ func (c *Composer) work(names []subject.Node, sign bool) []Composed {
 		for {
 			end := int(next.Add(stride))
 			for i := end - stride; i < min(end, len(out)); i++ {
-				buf = c.one(&out[i], buf[:0], sign)
+				buf = c.one(&out[i], buf[:0], p)
 			}
 			if end >= len(out) {
 				return
@@ -264,8 +299,9 @@ func (c *Composer) work(names []subject.Node, sign bool) []Composed {
 }
 
 // one composes d, with buf for its content, and returns buf for the next. It reads c only.
-func (c *Composer) one(d *Composed, buf []byte, sign bool) []byte {
+func (c *Composer) one(d *Composed, buf []byte, p purpose) []byte {
 	s := c.nodes[d.Node]
+	d.of, d.since = s, s.since
 	d.Seq, d.Hash = s.in.Declared.Seq, s.in.Declared.Hash
 	if s.clean {
 		d.Left = s.left
@@ -292,12 +328,14 @@ func (c *Composer) one(d *Composed, buf []byte, sign bool) []byte {
 		return buf
 	}
 	d.Seq = s.in.Base + 1
-	if !sign {
+	switch p {
+	case toCompare:
+	case toShow:
 		d.content = slices.Clone(buf)
-		return buf
-	}
-	if d.Err = c.sign(d, buf); d.Err != nil {
-		d.Changed, d.Seq = false, s.in.Declared.Seq
+	case toSend:
+		if d.Err = c.sign(d, buf); d.Err != nil {
+			d.Changed, d.Seq = false, s.in.Declared.Seq
+		}
 	}
 	return buf
 }
@@ -310,6 +348,7 @@ func (c *Composer) sign(d *Composed, content []byte) error {
 	if d.signed, err = declaration.Sign(c.o.Signer, body); err != nil {
 		return fmt.Errorf("declare %s: %w", d.Node, err)
 	}
+	d.packed = records.Pack(d.signed)
 	return nil
 }
 

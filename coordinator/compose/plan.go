@@ -177,7 +177,7 @@ func (c *Composer) Plan(ctx context.Context, names []subject.Node) ([]NodePlan, 
 	if err != nil {
 		return nil, err
 	}
-	composed, err := c.peek(ctx, names)
+	composed, err := c.peek(ctx, names, toShow)
 	if err != nil {
 		return nil, err
 	}
@@ -202,13 +202,13 @@ type peeked struct {
 }
 
 // peek composes without giving a seq. What it finds unchanged is clean from now on.
-func (c *Composer) peek(ctx context.Context, names []subject.Node) ([]peeked, error) {
+func (c *Composer) peek(ctx context.Context, names []subject.Node, p purpose) ([]peeked, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err := c.refresh(ctx); err != nil {
 		return nil, err
 	}
-	composed := c.work(names, false)
+	composed := c.work(names, p)
 	all := make([]peeked, len(composed))
 	for i, d := range composed {
 		s := c.nodes[d.Node]
@@ -291,7 +291,7 @@ func (c *Composer) Behind(ctx context.Context) (map[subject.Node]string, error) 
 	if err != nil {
 		return nil, err
 	}
-	composed, err := c.peek(ctx, names)
+	composed, err := c.peek(ctx, names, toCompare)
 	if err != nil {
 		return nil, err
 	}

@@ -127,6 +127,7 @@ func (c *Composer) rebuild(ctx context.Context, m subject.Module) error {
 	for name := range c.on[m] {
 		s := c.nodes[name]
 		s.clean = false
+		s.since++
 		c.refetch(s)
 	}
 	return nil

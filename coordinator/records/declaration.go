@@ -1,11 +1,15 @@
 package records
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
+
+	"github.com/klauspost/compress/s2"
 
 	"mesh/shared/declaration"
 	"mesh/shared/refusal"
@@ -27,11 +31,32 @@ type Declared struct {
 
 // NewDeclared is a declaration to keep.
 type NewDeclared struct {
-	Node      subject.Node
+	// Node is the node it was composed for, as it was read: another machine that has its name since gets
+	// nothing of it.
+	Node      Node
 	Seq       uint64
 	Hash      [32]byte
 	Artifacts []string
-	Signed    declaration.Signed
+	// Text is the signed declaration, from Pack.
+	Text Packed
+}
+
+// Packed is a signed declaration as it is kept: a tenth of its size, for a push to all writes them all.
+type Packed []byte
+
+// Pack packs s. It is apart from KeepDeclared because many nodes' can be packed side by side.
+func Pack(s declaration.Signed) Packed { return s2.Encode(nil, s) }
+
+// unpack reads what Pack wrote.
+func (p Packed) unpack() (declaration.Signed, error) {
+	if n, err := s2.DecodedLen(p); err != nil || n > declaration.MaxSize {
+		return nil, fmt.Errorf("the records hold a declaration that is damaged (%d bytes unpacked): %w", n, err)
+	}
+	b, err := s2.Decode(nil, p)
+	if err != nil {
+		return nil, fmt.Errorf("the records hold a declaration that is damaged: %w", err)
+	}
+	return b, nil
 }
 
 // ErrStale is met by errors.Is when a declaration's seq does not grow.
@@ -44,45 +69,14 @@ func (s *Store) KeepDeclared(ctx context.Context, all []NewDeclared) error {
 	if len(all) == 0 {
 		return nil
 	}
+	// In the order of the file: neighbours share pages.
+	all = slices.SortedFunc(slices.Values(all), func(a, b NewDeclared) int { return cmp.Compare(a.Node.id, b.Node.id) })
 	now := s.clk.Now().UnixMilli()
-	err := s.db.Write(ctx, func(t *sql.Tx) (err error) {
-		row, err := t.PrepareContext(ctx, `INSERT INTO declaration (node, seq, hash, composed, sent, artifacts, before)
-			SELECT id, ?2, ?3, ?4, 0, ?5, '[]' FROM node WHERE name = ?1 AND removed IS NULL
-			ON CONFLICT (node) DO UPDATE SET seq = excluded.seq, hash = excluded.hash, composed = excluded.composed,
-				before = CASE WHEN excluded.artifacts = artifacts THEN before ELSE artifacts END, artifacts = excluded.artifacts
-				WHERE excluded.seq > seq
-			RETURNING node`)
-		if err != nil {
+	err := s.db.Write(ctx, func(t *sql.Tx) error {
+		if err := keepRows(ctx, t, all, now); err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, row.Close()) }()
-		text, err := t.PrepareContext(ctx, `INSERT INTO declaration_text (node, signed) VALUES (?, ?)
-			ON CONFLICT (node) DO UPDATE SET signed = excluded.signed`)
-		if err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, text.Close()) }()
-		for i := range all {
-			d := &all[i]
-			artifacts := "[]"
-			if len(d.Artifacts) > 0 {
-				artifacts = encode(d.Artifacts)
-			}
-			var id int64
-			switch err := row.QueryRowContext(ctx, string(d.Node), int64(d.Seq), d.Hash[:], now, artifacts).Scan(&id); {
-			case errors.Is(err, sql.ErrNoRows):
-				if gone, err := nodeGone(ctx, t, d.Node); err != nil || !gone {
-					return errors.Join(fmt.Errorf("%s seq %d: %w", d.Node, d.Seq, ErrStale), err)
-				}
-				continue
-			case err != nil:
-				return fmt.Errorf("%s: %w", d.Node, err)
-			}
-			if _, err := text.ExecContext(ctx, id, []byte(d.Signed)); err != nil {
-				return fmt.Errorf("%s: %w", d.Node, err)
-			}
-		}
-		return nil
+		return keepTexts(ctx, t, all)
 	})
 	if err != nil {
 		return fmt.Errorf("keep declarations: %w", err)
@@ -90,10 +84,57 @@ func (s *Store) KeepDeclared(ctx context.Context, all []NewDeclared) error {
 	return nil
 }
 
-func nodeGone(ctx context.Context, q querier, name subject.Node) (bool, error) {
-	var n int
-	err := q.QueryRowContext(ctx, `SELECT count(*) FROM node WHERE name = ? AND removed IS NULL`, string(name)).Scan(&n)
-	return n == 0, err
+func keepRows(ctx context.Context, t *sql.Tx, all []NewDeclared, now int64) (err error) {
+	put, err := t.PrepareContext(ctx, `INSERT INTO declaration (node, seq, hash, composed, sent, artifacts, before)
+		SELECT id, ?2, ?3, ?4, 0, ?5, '[]' FROM node WHERE id = ?1 AND removed IS NULL
+		ON CONFLICT (node) DO UPDATE SET seq = excluded.seq, hash = excluded.hash, composed = excluded.composed,
+			before = CASE WHEN excluded.artifacts = artifacts THEN before ELSE artifacts END, artifacts = excluded.artifacts
+			WHERE excluded.seq > seq`)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, put.Close()) }()
+	for i := range all {
+		d := &all[i]
+		artifacts := "[]"
+		if len(d.Artifacts) > 0 {
+			artifacts = encode(d.Artifacts)
+		}
+		res, err := put.ExecContext(ctx, d.Node.id, int64(d.Seq), d.Hash[:], now, artifacts)
+		if err != nil {
+			return fmt.Errorf("%s: %w", d.Node.Name, err)
+		}
+		if n, err := res.RowsAffected(); err != nil || n > 0 {
+			if err != nil {
+				return err
+			}
+			continue
+		}
+		var here int
+		if err := t.QueryRowContext(ctx, `SELECT count(*) FROM node WHERE id = ? AND removed IS NULL`, d.Node.id).Scan(&here); err != nil {
+			return err
+		}
+		if here > 0 {
+			return fmt.Errorf("%s seq %d: %w", d.Node.Name, d.Seq, ErrStale)
+		}
+	}
+	return nil
+}
+
+func keepTexts(ctx context.Context, t *sql.Tx, all []NewDeclared) (err error) {
+	put, err := t.PrepareContext(ctx, `INSERT INTO declaration_text (node, packed)
+		SELECT ?1, ?2 WHERE EXISTS (SELECT 1 FROM node WHERE id = ?1 AND removed IS NULL)
+		ON CONFLICT (node) DO UPDATE SET packed = excluded.packed`)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, put.Close()) }()
+	for i := range all {
+		if _, err := put.ExecContext(ctx, all[i].Node.id, []byte(all[i].Text)); err != nil {
+			return fmt.Errorf("%s: %w", all[i].Node.Name, err)
+		}
+	}
+	return nil
 }
 
 // Declared returns the last declaration composed for a node; Seq 0 when there is none.
@@ -106,7 +147,7 @@ func (s *Store) Declared(ctx context.Context, node subject.Node) (Declared, erro
 func (s *Store) DeclaredText(ctx context.Context, node subject.Node) (declaration.Signed, uint64, error) {
 	var b []byte
 	var seq uint64
-	err := s.db.Read().QueryRowContext(ctx, `SELECT t.signed, d.seq FROM node n JOIN declaration d ON d.node = n.id JOIN declaration_text t ON t.node = n.id
+	err := s.db.Read().QueryRowContext(ctx, `SELECT t.packed, d.seq FROM node n JOIN declaration d ON d.node = n.id JOIN declaration_text t ON t.node = n.id
 		WHERE n.name = ? AND n.removed IS NULL`, string(node)).Scan(&b, &seq)
 	if errors.Is(err, sql.ErrNoRows) {
 		return nil, 0, fmt.Errorf("%w: %w", refusal.New("the declaration of "+string(node), "none was composed yet", "push to it"), ErrUnknown)
@@ -114,7 +155,11 @@ func (s *Store) DeclaredText(ctx context.Context, node subject.Node) (declaratio
 	if err != nil {
 		return nil, 0, fmt.Errorf("read the declaration of %s: %w", node, err)
 	}
-	return b, seq, nil
+	signed, err := Packed(b).unpack()
+	if err != nil {
+		return nil, 0, fmt.Errorf("read the declaration of %s: %w", node, err)
+	}
+	return signed, seq, nil
 }
 
 // Waiting are the nodes whose last declaration was not sent or is not known to be applied, and why, by

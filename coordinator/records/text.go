@@ -15,12 +15,16 @@ func (s *Store) DeclaredTexts(ctx context.Context, names []subject.Node, fn func
 	err := each(ctx, s.db.Read(), func(r *sql.Rows) error {
 		var name subject.Node
 		var seq uint64
-		var signed []byte
-		if err := r.Scan(&name, &seq, &signed); err != nil {
+		var packed []byte
+		if err := r.Scan(&name, &seq, &packed); err != nil {
 			return err
 		}
+		signed, err := Packed(packed).unpack()
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
 		return fn(name, seq, signed)
-	}, `SELECT n.name, d.seq, t.signed FROM node n JOIN declaration d ON d.node = n.id JOIN declaration_text t ON t.node = n.id
+	}, `SELECT n.name, d.seq, t.packed FROM node n JOIN declaration d ON d.node = n.id JOIN declaration_text t ON t.node = n.id
 		WHERE n.removed IS NULL AND n.name IN (SELECT value FROM json_each(?))`, encode(names))
 	if err != nil {
 		return fmt.Errorf("read declarations: %w", err)

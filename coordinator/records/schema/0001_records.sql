@@ -92,7 +92,7 @@ CREATE TABLE declaration (
 
 CREATE TABLE declaration_text (
   node   INTEGER PRIMARY KEY REFERENCES node,
-  signed BLOB NOT NULL
+  packed BLOB NOT NULL               -- the signed text, packed with S2
 ) STRICT;
 
 CREATE TABLE send (
