@@ -75,10 +75,12 @@ type Coordinator struct {
 	hear    *hear.Hearer
 	door    *enrol.Door
 	verbs   *verbs.Server
+	// served hears of the door and of the verbs once each; capacity: both, and a door that opens again.
+	served chan string
 }
 
 // New makes a Coordinator; Run starts it.
-func New(c Config) *Coordinator { return &Coordinator{cfg: c} }
+func New(c Config) *Coordinator { return &Coordinator{cfg: c, served: make(chan string, 4)} }
 
 // Run works until ctx ends or a part cannot go on.
 func (c *Coordinator) Run(ctx context.Context) (err error) {
@@ -178,9 +180,17 @@ func (c *Coordinator) parts(mesh records.Mesh) (err error) {
 	if c.hear, err = hear.New(hear.Config{Mesh: mesh.ID, Conn: c.conn, Records: c.records, Heard: heard, Clock: c.cfg.Clock, Log: c.cfg.Log, Rand: c.cfg.Rand}); err != nil {
 		return err
 	}
-	c.door = enrol.New(enrol.Config{Conn: c.conn, Records: c.records, Admit: c.users.Now, Clock: c.cfg.Clock, Log: c.cfg.Log})
+	tell := func(who string) func() {
+		return func() {
+			select {
+			case c.served <- who:
+			default: // nobody listens any more: it was ready long ago
+			}
+		}
+	}
+	c.door = enrol.New(enrol.Config{Conn: c.conn, Records: c.records, Admit: c.users.Now, Served: tell("enrol"), Clock: c.cfg.Clock, Log: c.cfg.Log})
 	c.verbs, err = verbs.New(verbs.Config{Conn: c.conn, Records: c.records, Composer: c.compose, Push: c.push, Hear: c.hear, Users: c.users,
-		Clock: c.cfg.Clock, Log: c.cfg.Log, Version: c.cfg.Version})
+		Clock: c.cfg.Clock, Log: c.cfg.Log, Version: c.cfg.Version, Served: tell("verbs")})
 	return err
 }
 

@@ -66,23 +66,38 @@ func (c *Coordinator) work(ctx context.Context) error {
 		}
 	}
 	c.users.Kick()
-	if err := n.say("READY=1"); err != nil {
-		c.cfg.Log.Warn("systemd does not hear", "err", err)
-	}
-	if c.cfg.Ready != nil {
-		c.cfg.Ready(c.broker.Address())
-	}
-	var err error
-	select {
-	case <-ctx.Done():
-	case e := <-first:
-		err = fmt.Errorf("%s ended: %w", e.part.name, orUnexpected(e.err))
-	}
+	err := c.watch(ctx, first)
 	if e := n.say("STOPPING=1"); e != nil {
 		c.cfg.Log.Warn("systemd does not hear", "err", e)
 	}
 	c.stop(all)
 	return err
+}
+
+// watch says once that all is served, and returns when ctx or a part ends.
+func (c *Coordinator) watch(ctx context.Context, first <-chan ended) error {
+	waiting := map[string]bool{"enrol": true, "verbs": true}
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case e := <-first:
+			return fmt.Errorf("%s ended: %w", e.part.name, orUnexpected(e.err))
+		case who := <-c.served:
+			if !waiting[who] {
+				continue
+			}
+			if delete(waiting, who); len(waiting) > 0 {
+				continue
+			}
+			if err := (notifier{c.cfg.Notify}).say("READY=1"); err != nil {
+				c.cfg.Log.Warn("systemd does not hear", "err", err)
+			}
+			if c.cfg.Ready != nil {
+				c.cfg.Ready(c.broker.Address())
+			}
+		}
+	}
 }
 
 func orUnexpected(err error) error {

@@ -34,8 +34,10 @@ type Config struct {
 	Records store
 	// Admit returns once the user list in force holds everybody the records let in.
 	Admit func(ctx context.Context) error
-	Clock clock.Clock
-	Log   *slog.Logger
+	// Served is called each time the bus hands asks on.
+	Served func()
+	Clock  clock.Clock
+	Log    *slog.Logger
 }
 
 // Door lets machines in.
@@ -46,7 +48,7 @@ func New(c Config) *Door { return &Door{c} }
 
 // Run answers until ctx ends, and waits for answers under way.
 func (d *Door) Run(ctx context.Context) error {
-	return verb.Serve(ctx, d.cfg.Conn, subject.Enrol("*"), "", workers, d.cfg.Log, d.answer)
+	return verb.Serve(ctx, d.cfg.Conn, subject.Enrol("*"), "", workers, d.cfg.Log, d.answer, d.cfg.Served)
 }
 
 func (d *Door) answer(ctx context.Context, who verb.Caller, b []byte) (any, error) {

@@ -13,6 +13,7 @@ import (
 	"reflect"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -44,6 +45,8 @@ type Config struct {
 	Log   *slog.Logger
 	// Version is the coordinator's.
 	Version string
+	// Served is called once every verb is answered.
+	Served func()
 }
 
 type users interface {
@@ -85,15 +88,25 @@ func (s *Server) Run(ctx context.Context) error {
 	defer cancel()
 	table := controller.Table()
 	errs := make(chan error, len(table))
+	var waiting atomic.Int32
+	waiting.Store(int32(len(table)))
 	for _, v := range table {
 		h, ok := handlers[v.Name]
 		if !ok {
 			return fmt.Errorf("verb %s of %s has no handler", v.Name, subject.Controller)
 		}
+		var once sync.Once
+		served := func() {
+			once.Do(func() {
+				if waiting.Add(-1) == 0 && s.cfg.Served != nil {
+					s.cfg.Served()
+				}
+			})
+		}
 		wg.Add(1)
 		go func() { // ends with ctx
 			defer wg.Done()
-			errs <- verb.Serve(ctx, s.cfg.Conn, subject.Tool(subject.Controller, v.Name), string(subject.Controller), workers, s.cfg.Log, h)
+			errs <- verb.Serve(ctx, s.cfg.Conn, subject.Tool(subject.Controller, v.Name), string(subject.Controller), workers, s.cfg.Log, h, served)
 		}()
 	}
 	for range table {

@@ -100,7 +100,8 @@ func Typed[A, R any](fn func(ctx context.Context, who Caller, args A) (R, error)
 
 // Serve answers on subject at (in queue) until ctx ends; asks run side by side, at most workers of them,
 // and Serve waits for those under way. A full house makes the bus wait, which the caller's bound ends.
-func Serve(ctx context.Context, c *bus.Conn, at, queue string, workers int, log *slog.Logger, h Handler) error {
+// served, when given, is called each time the bus hands asks on.
+func Serve(ctx context.Context, c *bus.Conn, at, queue string, workers int, log *slog.Logger, h Handler, served ...func()) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	room := make(chan struct{}, workers)
@@ -115,7 +116,19 @@ func Serve(ctx context.Context, c *bus.Conn, at, queue string, workers int, log 
 			defer func() { <-room; wg.Done() }()
 			answer(ctx, m, log, h)
 		}()
-	}, nil)
+	}, all(served))
+}
+
+// all calls each of fns; nil when there is none.
+func all(fns []func()) func() {
+	if len(fns) == 0 {
+		return nil
+	}
+	return func() {
+		for _, fn := range fns {
+			fn()
+		}
+	}
 }
 
 func answer(ctx context.Context, m *nats.Msg, log *slog.Logger, h Handler) {

@@ -1,0 +1,169 @@
+package coordinator_test
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"mesh/coordinator"
+	"mesh/coordinator/keys"
+	"mesh/coordinator/records"
+	"mesh/shared/bus"
+	"mesh/shared/clock"
+	"mesh/shared/controller"
+	"mesh/shared/credential"
+	"mesh/shared/declaration"
+	"mesh/shared/report"
+	"mesh/shared/subject"
+	"mesh/shared/waitfor"
+)
+
+func discard() *slog.Logger { return slog.New(slog.DiscardHandler) }
+
+// childDir names the environment variable that makes this test binary a coordinator.
+const (
+	childDir    = "MESH_TEST_COORDINATOR"
+	childListen = "MESH_TEST_LISTEN"
+)
+
+// child serves the mesh in dir until it is killed or told to stop.
+func child(dir string) int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	c := coordinator.New(coordinator.Config{Dir: dir, Listen: os.Getenv(childListen), Ready: func(string) { fmt.Println("ready") },
+		Clock: clock.Real(), Rand: rand.Reader, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
+	if err := c.Run(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// process serves m in a process of its own, and returns what kills it as kill -9 does.
+func (m *mesh) process(t *testing.T) (kill func(syscall.Signal)) {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), childDir+"="+m.dir, childListen+"="+m.address)
+	var log strings.Builder
+	cmd.Stderr = &log
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := false
+	kill = func(s syscall.Signal) {
+		if ended {
+			return
+		}
+		ended = true
+		if err := cmd.Process.Signal(s); err != nil {
+			t.Error(err)
+		}
+		if err := cmd.Wait(); err != nil && s != syscall.SIGKILL {
+			t.Errorf("the coordinator ended with %v:\n%s", err, log.String())
+		}
+	}
+	t.Cleanup(func() { kill(syscall.SIGKILL) })
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "ready\n" {
+		kill(syscall.SIGKILL)
+		t.Fatalf("the coordinator says %q, %v:\n%s", line, err, log.String())
+	}
+	return kill
+}
+
+// people adds n machines to the records, without a bus.
+func (m *mesh) people(t *testing.T, n int) map[subject.Node]credential.Seed {
+	t.Helper()
+	s, err := records.Open(t.Context(), filepath.Join(m.dir, keys.RecordsFile), records.Options{Clock: clock.Real(), Rand: rand.Reader})
+	if err != nil {
+		t.Fatal(err)
+	}
+	seeds := map[subject.Node]credential.Seed{}
+	for i := range n {
+		x := newMachine(t, fmt.Sprintf("n%03d", i))
+		ask := records.EnrolAsk{Key: public(t, x.seed), Curve: public(t, x.curve), MachineID: x.id}
+		if _, err := s.AddNode(t.Context(), records.By{Who: "test"}, subject.Node(x.name), ask); err != nil {
+			t.Fatal(err)
+		}
+		seeds[subject.Node(x.name)] = x.seed
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return seeds
+}
+
+func TestAKillDuringAPushLosesNothing(t *testing.T) {
+	m := newMesh(t)
+	seeds := m.people(t, 150)
+	kill := m.process(t)
+	c := m.client(t, m.operator)
+	p := ask[controller.Push](t, c, controller.PushSend, controller.PushAsk{All: true, Why: "before the kill"})
+	if len(p.Nodes) != len(seeds) {
+		t.Fatalf("the push is to %d nodes", len(p.Nodes))
+	}
+	kill(syscall.SIGKILL) // at once: the push has answered and not sent, or sent some
+	// As if the bus had lost all of it, too, as a power cut may.
+	if err := os.RemoveAll(filepath.Join(m.dir, keys.BusFolder)); err != nil {
+		t.Fatal(err)
+	}
+	kill = m.process(t)
+	for n, seed := range seeds {
+		conn, err := bus.Connect(t.Context(), bus.Options{Bus: m.operator.Bus, Seed: seed, Principal: "node-" + string(n), Once: true, Clock: clock.Real()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		waitfor.True(t, "the declaration of "+string(n), soon, func() (bool, any) {
+			b, err := conn.Last(t.Context(), subject.Declarations, subject.Declaration(n))
+			return err == nil && len(b) > 0, err
+		})
+		conn.Close()
+	}
+	// Nothing is composed anew: the same push again sends the same seqs.
+	c = m.client(t, m.operator)
+	again := ask[controller.Push](t, c, controller.PushSend, controller.PushAsk{All: true, Why: "again"})
+	for _, x := range again.Nodes {
+		if x.Seq != 1 {
+			t.Errorf("%s is sent declaration %d: a seq was given twice or lost", x.Node, x.Seq)
+		}
+	}
+	kill(syscall.SIGTERM) // a stop ends by itself, without an error
+}
+
+func TestAReportDuringARestartIsNotLost(t *testing.T) {
+	m := startMesh(t)
+	c := m.client(t, m.operator)
+	x := newMachine(t, "db1")
+	x.join(t, c)
+	x.says = func(*declaration.Declaration) report.Apply { return report.Apply{} } // silent: the test reports
+	p := ask[controller.Push](t, c, controller.PushSend, controller.PushAsk{All: true, Why: "x"})
+	d := waitfor.Value(t, "the declaration", soon, x.decisions)
+	m.stop()
+	done := make(chan struct{})
+	go func() { // the machine's outbox tries until the bus is back
+		defer close(done)
+		x.report(t, report.Apply{Seq: d.Seq, Outcome: report.Applied}, d)
+	}()
+	m.serve(t)
+	<-done
+	c = m.client(t, m.operator)
+	waitfor.True(t, "the report to be recorded", soon, func() (bool, any) {
+		n := ask[controller.NodeAnswer](t, c, controller.NodeShow, controller.NodeAsk{Node: "db1"})
+		return n.Outcome == report.Applied && n.Applied == d.Seq, n.Node
+	})
+	if _, err := c.Watch(t.Context(), p, soon, nil); err == nil {
+		t.Error("a push from before the start is said to be remembered")
+	}
+}
