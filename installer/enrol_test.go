@@ -172,8 +172,12 @@ func TestEnrolRefusals(t *testing.T) {
 	}{
 		{"not root", func(_ *testing.T, b *bed, _ *door) { b.Machine.UID = 1000 }, nil, []string{"uid 1000", "sudo"}},
 		{"no systemd", func(t *testing.T, b *bed, _ *door) { must(t, os.RemoveAll(b.at("/run/systemd/system"))) }, nil, []string{"PID 1"}},
-		{"no nftables", func(_ *testing.T, b *bed, _ *door) { b.Machine.Filter = func() error { return errors.New("protocol not supported") } }, nil, []string{"nftables", "protocol not supported"}},
-		{"a full disk", func(_ *testing.T, b *bed, _ *door) { b.Machine.Free = func(string) (int64, error) { return 5 << 20, nil } }, nil, []string{"5 MiB", "make room"}},
+		{"no nftables", func(_ *testing.T, b *bed, _ *door) {
+			b.Machine.Filter = func() error { return errors.New("protocol not supported") }
+		}, nil, []string{"nftables", "protocol not supported"}},
+		{"a full disk", func(_ *testing.T, b *bed, _ *door) {
+			b.Machine.Free = func(string) (int64, error) { return 5 << 20, nil }
+		}, nil, []string{"5 MiB", "make room"}},
 		{"no programs", func(_ *testing.T, b *bed, _ *door) { b.From = t.TempDir() }, nil, []string{"mesh-agent", "--from"}},
 		{"a program that is a script", func(t *testing.T, b *bed, _ *door) { b.writeAt(b.From+"/mesh-agent", "#!/bin/sh\n", 0o755) }, nil, []string{"no program"}},
 		{"no machine id", func(_ *testing.T, b *bed, _ *door) { b.write("/etc/machine-id", "uninitialized\n") }, nil, []string{"uninitialized", "systemd-machine-id-setup"}},
