@@ -74,11 +74,24 @@ func (s *Store) Close() error { return s.db.Close() }
 func (s *Store) QuickCheck(ctx context.Context) error { return s.db.QuickCheck(ctx) }
 
 // Backup writes a copy of the records to a new file at path while they are in use (OPS-3).
-func (s *Store) Backup(ctx context.Context, path string) error {
-	if _, err := s.db.Read().ExecContext(ctx, "VACUUM INTO ?", path); err != nil {
-		return fmt.Errorf("back up the records to %s: %w", path, err)
+func (s *Store) Backup(ctx context.Context, path string) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("back up the records to %s: %w", path, err)
+		}
+	}()
+	c, err := s.db.Read().Conn(ctx)
+	if err != nil {
+		return err
 	}
-	return nil
+	defer func() { err = errors.Join(err, c.Close()) }()
+	// A connection for reading may write nothing, not even another file.
+	if _, err := c.ExecContext(ctx, "PRAGMA query_only(0)"); err != nil {
+		return err
+	}
+	_, err = c.ExecContext(ctx, "VACUUM INTO ?", path)
+	_, errBack := c.ExecContext(context.WithoutCancel(ctx), "PRAGMA query_only(1)")
+	return errors.Join(err, errBack)
 }
 
 // By says who acts and why; it goes into the journal.

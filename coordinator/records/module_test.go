@@ -1,0 +1,155 @@
+package records_test
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+
+	"mesh/coordinator/records"
+	"mesh/shared/credential"
+	"mesh/shared/declaration"
+	"mesh/shared/subject"
+)
+
+func TestRegister(t *testing.T) {
+	m := newMesh(t)
+	ctx := t.Context()
+	artifact := &declaration.Artifact{Digest: strings.Repeat("ab", 32), Size: 10, Chunks: 1}
+	first, news, err := m.store.Register(ctx, by, records.Registration{Manifest: json.RawMessage(`{"module":"web","build":{"bundle":{"output":"dist"}}}`), Artifact: artifact, Source: "a folder"})
+	m.ok(err)
+	if !news || !strings.HasPrefix(first.ID, "build-") || *first.Artifact != *artifact || first.Source != "a folder" {
+		t.Errorf("registered %+v", first)
+	}
+	again, news, err := m.store.Register(ctx, by, records.Registration{Manifest: json.RawMessage(`{"module": "web", "build": {"bundle": {"output": "dist"}}}`), Artifact: artifact})
+	m.ok(err)
+	if news || again.ID != first.ID {
+		t.Errorf("the same again is %+v, news %v", again, news)
+	}
+	other := *artifact
+	other.Digest = strings.Repeat("cd", 32)
+	next, news, err := m.store.Register(ctx, by, records.Registration{Manifest: first.Text, Artifact: &other}) // at the same nanosecond
+	m.ok(err)
+	if !news || next.ID == first.ID {
+		t.Errorf("another bundle is %+v, news %v", next, news)
+	}
+	back := must(m.store.UseBuild(ctx, by, first.ID))
+	if cur := must(m.store.Module(ctx, "web")); cur.ID != back.ID {
+		t.Errorf("current is %s, want %s", cur.ID, back.ID)
+	}
+	m.ok(m.store.Close())
+	m.open()
+	all := must(m.store.Builds(ctx, "web"))
+	if len(all) != 2 || all[0].ID != next.ID || string(all[1].Text) != string(first.Text) || *all[1].Artifact != *artifact || all[1].Manifest.Build.Bundle.Output != "dist" {
+		t.Errorf("read back %+v", all)
+	}
+}
+
+func TestRegisterIsRefused(t *testing.T) {
+	m := newMesh(t)
+	for _, tt := range []struct {
+		name, manifest string
+		artifact       *declaration.Artifact
+		say            string
+	}{
+		{"unknown field", `{"module":"web","colour":1}`, nil, "colour"},
+		{"wrong name", `{"module":"we.b"}`, nil, "dot"},
+		{"no bundle", `{"module":"web","build":{"bundle":{"output":"dist"}}}`, nil, "none came with it"},
+		{"a bundle too many", `{"module":"web"}`, &declaration.Artifact{Digest: strings.Repeat("ab", 32), Size: 1, Chunks: 1}, "manifest has none"},
+		{"a bundle that cannot be", `{"module":"web","build":{"bundle":{"output":"dist"}}}`, &declaration.Artifact{Digest: "x", Size: 1, Chunks: 1}, "digest"},
+		{"no JSON", `module: web`, nil, "not JSON"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			_, _, err := m.store.Register(t.Context(), by, records.Registration{Manifest: json.RawMessage(tt.manifest), Artifact: tt.artifact})
+			m.refused(err, tt.say)
+		})
+	}
+	if all := must(m.store.Modules(t.Context())); len(all) != 0 {
+		t.Errorf("refused, and there is %+v", all)
+	}
+}
+
+// TestRegisterFits: a build that an assignment could not run with is refused, so that no registration
+// takes a module off a machine.
+func TestRegisterFits(t *testing.T) {
+	m := newMesh(t)
+	m.node("db1", "db2", "gone")
+	m.module(`{"module":"web","settings":{"port":{}},"run":{"files":[{"path":"/etc/web"}]}}`)
+	m.module(`{"module":"notes","run":{"files":[{"path":"/etc/notes"}]}}`)
+	for _, n := range []subject.Node{"db1", "db2", "gone"} {
+		m.ok(m.assign("web", records.AssignSet{Set: map[string]string{"port": "1"}}, n))
+	}
+	m.ok(m.assign("notes", records.AssignSet{}, "db2"))
+	_, err := m.register(`{"module":"web","settings":{"port":{},"name":{}}}`)
+	m.refused(err, "db1 lacks the setting name", "db2 lacks", "default")
+	_, err = m.register(`{"module":"web","secrets":{"key":{}}}`)
+	m.refused(err, "the secret key")
+	_, err = m.register(`{"module":"web","settings":{"port":{}},"run":{"files":[{"path":"/etc/notes"}]}}`)
+	m.refused(err, "on db2", "module notes has the file /etc/notes there too")
+	m.ok(m.store.Unassign(t.Context(), by, []subject.Node{"db2"}, "notes"))
+	m.module(`{"module":"web","settings":{"port":{}},"run":{"files":[{"path":"/etc/notes"}]}}`)
+}
+
+func TestAssign(t *testing.T) {
+	m := newMesh(t)
+	ctx := t.Context()
+	m.node("db1", "db2")
+	m.module(`{"module":"web","settings":{"port":{},"name":{"default":"x"}},"secrets":{"key":{}},"run":{"users":{"web":{}}}}`)
+	m.module(`{"module":"twin","run":{"users":{"web":{}}}}`)
+	full := records.AssignSet{Set: map[string]string{"port": "80"}, Secrets: map[string]string{"key": "hush"}}
+	m.refused(m.assign("web", records.AssignSet{Set: map[string]string{"port": "80"}}, "db1"), "lacks the secret key")
+	m.refused(m.assign("web", records.AssignSet{Secrets: map[string]string{"key": "k"}}, "db1"), "lacks the setting port")
+	m.refused(m.assign("web", full, "db1", "nope"), "nope")
+	if all := must(m.store.AssignmentsOf(ctx, "web")); len(all) != 0 {
+		t.Fatalf("refused for one, and there is %+v", all)
+	}
+	got, err := m.store.Assign(ctx, by, []subject.Node{"db2", "db1", "db1"}, "web", full)
+	m.ok(err)
+	if want := []records.Assigned{{"db1", true, true}, {"db2", true, true}}; !slices.Equal(got, want) {
+		t.Errorf("assigned %+v, want %+v", got, want)
+	}
+	for _, line := range m.journal() {
+		if strings.Contains(line, "hush") {
+			t.Errorf("a secret stands in the journal: %s", line)
+		}
+	}
+	lines := len(m.journal())
+	got, err = m.store.Assign(ctx, by, []subject.Node{"db1", "db2"}, "web", records.AssignSet{Set: map[string]string{"port": "80"}})
+	m.ok(err)
+	if want := []records.Assigned{{"db1", false, false}, {"db2", false, false}}; !slices.Equal(got, want) || len(m.journal()) != lines {
+		t.Errorf("the same again: %+v", got)
+	}
+	m.ok(m.assign("web", records.AssignSet{Set: map[string]string{"name": "y"}}, "db1"))
+	m.refused(m.assign("web", records.AssignSet{Unset: []string{"port"}}, "db1"), "lacks the setting port")
+	m.refused(m.assign("web", records.AssignSet{Set: map[string]string{"port": "1"}, Unset: []string{"port"}}, "db1"), "at once")
+	a := must(m.store.Assignments(ctx, "db1"))[0]
+	if a.Settings["port"] != "80" || a.Settings["name"] != "y" {
+		t.Errorf("settings are %v", a.Settings)
+	}
+	m.ok(m.assign("web", records.AssignSet{Unset: []string{"name"}}, "db1"))
+	if a := must(m.store.Assignments(ctx, "db1"))[0]; len(a.Settings) != 1 {
+		t.Errorf("settings are %v", a.Settings)
+	}
+	m.refused(m.assign("twin", records.AssignSet{}, "db1"), "module web has the user web there too", "unassign web")
+	m.ok(m.store.Unassign(ctx, by, []subject.Node{"db1", "db2"}, "web"))
+	m.refused(m.store.Unassign(ctx, by, []subject.Node{"db1"}, "web"), "not assigned")
+	m.ok(m.assign("twin", records.AssignSet{}, "db1"))
+}
+
+// TestSecretsAreSealed: what is kept can be opened by that node only.
+func TestSecretsAreSealed(t *testing.T) {
+	m := newMesh(t)
+	curve := must(credential.NewCurve(cryptoRand{}))
+	a := ask()
+	a.Curve = must(curve.Public())
+	must(m.store.AddNode(t.Context(), by, "db1", a))
+	m.module(`{"module":"web","secrets":{"key":{}}}`)
+	m.ok(m.assign("web", records.AssignSet{Secrets: map[string]string{"key": "hush"}}, "db1"))
+	sealed := must(m.store.Assignments(t.Context(), "db1"))[0].Secrets["key"]
+	if got := must(sealed.Open(curve, "db1", "web", "key")); got != "hush" {
+		t.Errorf("opened %q", got)
+	}
+	if _, err := sealed.Open(must(credential.NewCurve(cryptoRand{})), "db1", "web", "key"); err == nil {
+		t.Error("another node opened it")
+	}
+}
