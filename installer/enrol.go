@@ -35,6 +35,8 @@ const (
 type Joined struct {
 	Node subject.Node
 	Mesh string
+	// Repaired: the mesh was there before.
+	Repaired bool
 }
 
 // enrolment lets this machine in and starts its agent.
@@ -71,7 +73,7 @@ func (i *Installer) Enrol(ctx context.Context, line string) (Joined, error) {
 	steps := append(i.checks([]string{agentProgram, installerProgram}, leastDisk),
 		Step{What: "check that this machine is in no other mesh", Reads: true, Do: func(context.Context) (string, error) { return e.checkFree(inv.Mesh) }},
 		e.service.remember(), e.keys(), e.letIn(), e.complete(), e.service.install(), i.install(installerProgram), e.service.write(), e.service.start(), e.wait())
-	return Joined{inv.Node, inv.Mesh}, i.steps(ctx, steps)
+	return Joined{Node: inv.Node, Mesh: inv.Mesh}, i.steps(ctx, steps)
 }
 
 func (i *Installer) enrolment(node subject.Node) *enrolment {

@@ -83,14 +83,23 @@ func (i *Installer) Genesis(ctx context.Context, o GenesisOptions) (Joined, erro
 			g.init(), g.handOver(), coordinator.write(), coordinator.start(), g.reach(),
 			g.invite(), g.keys(), g.letIn(), g.complete(), g.open(), g.service.write(), g.service.start(), g.wait(),
 		})
-	return Joined{node, g.o.Mesh}, i.steps(ctx, steps)
+	err = i.steps(ctx, steps)
+	return Joined{Node: node, Mesh: firstOf(g.o.Mesh, g.person.Mesh), Repaired: g.there}, err
 }
 
 // prepare reads the options.
 func (i *Installer) prepare(g *genesis) (node subject.Node, err error) {
-	g.o.Mesh, g.o.Operator = firstOf(g.o.Mesh, DefaultMesh), firstOf(g.o.Operator, DefaultOperator)
-	if err := subject.Check("mesh", g.o.Mesh); err != nil {
-		return "", err
+	g.there = exists(i.Machine.at(recordsFile))
+	if g.there { // what is not said is as it was made
+		g.remembered(i.Machine)
+	} else {
+		g.o.Mesh = firstOf(g.o.Mesh, DefaultMesh)
+	}
+	g.o.Operator = firstOf(g.o.Operator, DefaultOperator)
+	if g.o.Mesh != "" { // else the records know the name
+		if err := subject.Check("mesh", g.o.Mesh); err != nil {
+			return "", err
+		}
 	}
 	if err := subject.Check("operator", g.o.Operator); err != nil {
 		return "", err
@@ -102,6 +111,16 @@ func (i *Installer) prepare(g *genesis) (node subject.Node, err error) {
 		return "", err
 	}
 	return i.nodeName(g.o.Node)
+}
+
+// remembered fills in what a repair need not be told again.
+func (g *genesis) remembered(m Machine) {
+	if f, err := credential.Load(m.at(operatorFile)); err == nil && len(g.o.Addresses) == 0 {
+		g.o.Addresses = f.Bus.Addresses
+	}
+	if f, err := credential.Load(m.at(credentialFile)); err == nil && g.o.Node == "" {
+		g.o.Node = f.Name
+	}
 }
 
 // nodeName is the name given, or the hostname up to its first dot.
@@ -133,7 +152,6 @@ func (g *genesis) checkMesh(context.Context) (string, error) {
 	if err := errors.Join(g.read(), g.operator.look()); err != nil {
 		return "", err
 	}
-	g.there = exists(g.i.Machine.at(recordsFile))
 	switch {
 	case !g.there && g.enrolled():
 		return "", refusal.Newf("to make a mesh here", "take it out of that mesh first: mesh-installer leave", "this machine is %s of the mesh %s", g.have.Name, g.have.Mesh)
@@ -189,8 +207,11 @@ func (g *genesis) checkListen(context.Context) (string, error) {
 // init makes the coordinator's keys and records. The program makes them whole or not at all, and twice
 // is no error.
 func (g *genesis) init() Step {
-	return Step{What: "make the mesh " + g.o.Mesh + " in " + coordinatorFolder,
+	return Step{What: strings.TrimSpace("make the mesh "+g.o.Mesh) + " in " + coordinatorFolder,
 		Do: func(ctx context.Context) (string, error) {
+			if g.o.Mesh == "" {
+				return coordinatorFolder + " holds a mesh", nil
+			}
 			args := []string{filepath.Join(programFolder, coordinatorProgram), "init", "--name", g.o.Mesh, "--operator", g.o.Operator}
 			if !g.there || g.o.Listen != "" {
 				args = append(args, "--listen", g.listen)

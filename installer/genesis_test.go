@@ -171,7 +171,7 @@ func TestGenesis(t *testing.T) {
 	t.Run("again, nothing changes", func(t *testing.T) {
 		before := b.tree()
 		o := s.options()
-		o.Listen = "" // a repair need not say it
+		o.Listen, o.Mesh = "", "mesh" // a repair need not say where it listens
 		delete(b.on, s.initLine())
 		if _, err := b.Genesis(t.Context(), o); err != nil {
 			t.Fatal(err)
@@ -181,6 +181,13 @@ func TestGenesis(t *testing.T) {
 		}
 		if got := b.ran(); len(got) != 1 || strings.Contains(got[0], "--listen") {
 			t.Errorf("ran %q", got)
+		}
+	})
+	t.Run("again, with nothing said", func(t *testing.T) {
+		before := b.tree()
+		joined, err := b.Genesis(t.Context(), GenesisOptions{})
+		if diff := cmp.Diff(before, b.tree()); err != nil || !joined.Repaired || diff != "" || len(b.ran()) > 0 {
+			t.Errorf("Genesis = %+v, %v; changed %s", joined, err, diff)
 		}
 	})
 	t.Run("again, cut short before the answer came", func(t *testing.T) {

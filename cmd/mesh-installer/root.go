@@ -64,12 +64,16 @@ func (a *app) genesis() *cobra.Command {
 		Long: `Make a mesh on this machine: its coordinator with the bus in it, the credential of the first operator in
 /etc/mesh/operator.json, and this machine as the first node. The bus's port is declared open on it.
 
-Run again on the same machine it repairs.`,
+Run again on the same machine it repairs; what is not said then is as it was.`,
 		Example: "  mesh-installer genesis --address 192.0.2.1\n  mesh-installer genesis --address bus.example.com --address [2001:db8::1]:4222 --name db1 --mesh home",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			joined, err := a.installer().Genesis(cmd.Context(), o)
 			if err != nil || a.dryRun {
+				return err
+			}
+			if joined.Repaired {
+				_, err = fmt.Fprintf(a.out, "the mesh is in order on %s\nlook: mesh-coordinator status\n", joined.Node)
 				return err
 			}
 			_, err = fmt.Fprintf(a.out, "the mesh %s is made, and %s is its first node\nlook: mesh-coordinator status; the next machine: mesh-coordinator node invite <name>\n", joined.Mesh, joined.Node)
@@ -79,7 +83,7 @@ Run again on the same machine it repairs.`,
 	f := cmd.Flags()
 	f.StringArrayVar(&o.Addresses, "address", nil, "where the other machines reach the bus, as `host[:port]`; once for each address (port 4222 unless said)")
 	f.StringVar(&o.Node, "name", "", "this machine's node `name` (default its hostname)")
-	f.StringVar(&o.Mesh, "mesh", installer.DefaultMesh, "the mesh's `name`")
+	f.StringVar(&o.Mesh, "mesh", "", "the mesh's `name` (default "+installer.DefaultMesh+")")
 	f.StringVar(&o.Operator, "operator", installer.DefaultOperator, "the `name` of the first person")
 	f.StringVar(&o.Listen, "listen", "", "where the bus listens, as `[host:]port` (default every address, at the first address's port)")
 	a.fromFlag(cmd)
