@@ -36,9 +36,9 @@ type Options struct {
 
 // DB is an open store. Close ends it.
 type DB struct {
-	mu    sync.Mutex // guards write and lazy: one writer at a time
+	mu    sync.Mutex // guards write and mode: one writer at a time
 	write *sql.Conn
-	lazy  bool // the writing connection is set to synchronous=NORMAL
+	mode  string // what synchronous is set to on the writing connection; "" is not known
 	pool  *sql.DB
 	read  *sql.DB
 }
@@ -69,7 +69,7 @@ func open(ctx context.Context, path string, o Options) (_ *DB, err error) {
 			return nil, err
 		}
 	}
-	db := &DB{}
+	db := &DB{mode: "full"}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, db.Close())
@@ -173,6 +173,15 @@ func (db *DB) migrate(ctx context.Context, o Options) error {
 	if err := judge(o, id, version); err != nil {
 		return err
 	}
+	if id == 0 && version == 0 {
+		var things int
+		if err := db.write.QueryRowContext(ctx, "SELECT count(*) FROM sqlite_schema").Scan(&things); err != nil {
+			return err
+		}
+		if things > 0 {
+			return refusal.New("a store of another program", "it holds tables and has no application_id", "name the right file")
+		}
+	}
 	steps, err := migrations(o.Migrations)
 	if err != nil {
 		return err
@@ -201,33 +210,65 @@ func (db *DB) WriteLazy(ctx context.Context, fn func(*sql.Tx) error) error {
 	return db.do(ctx, true, fn)
 }
 
+// do runs fn in one transaction of the only writing connection. The transaction has a ctx of its own:
+// when one ends, database/sql rolls back beside the callback that still runs, and the connection can be
+// left inside a transaction for good.
 func (db *DB) do(ctx context.Context, lazy bool, fn func(*sql.Tx) error) error {
 	db.mu.Lock()
 	defer db.mu.Unlock()
 	if db.write == nil {
 		return errors.New("the store is open for reading only")
 	}
-	if lazy != db.lazy {
-		mode := "full"
-		if lazy {
-			mode = "normal"
-		}
-		if _, err := db.write.ExecContext(ctx, "PRAGMA synchronous = "+mode); err != nil {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	own := context.WithoutCancel(ctx)
+	mode := "full"
+	if lazy {
+		mode = "normal"
+	}
+	if mode != db.mode {
+		db.mode = ""
+		if _, err := db.write.ExecContext(own, "PRAGMA synchronous = "+mode); err != nil {
 			return err
 		}
-		db.lazy = lazy
+		db.mode = mode
 	}
-	tx, err := db.write.BeginTx(ctx, nil)
+	tx, err := db.write.BeginTx(own, nil)
 	if err != nil {
 		return err
 	}
-	if err := fn(tx); err != nil {
-		if e := tx.Rollback(); e != nil && !errors.Is(e, sql.ErrTxDone) {
-			err = errors.Join(err, fmt.Errorf("roll back: %w", e))
+	settled := false
+	defer func() {
+		if !settled { // fn panicked
+			_ = db.rollBack(own, tx)
 		}
-		return err
+	}()
+	err = fn(tx)
+	if err == nil {
+		err = ctx.Err() // the caller was told, or will be, that it did not happen
 	}
-	return tx.Commit()
+	settled = true
+	if err != nil {
+		return errors.Join(err, db.rollBack(own, tx))
+	}
+	if err := tx.Commit(); err != nil {
+		return errors.Join(err, db.rollBack(own, tx)) // a commit that a full disk refused leaves it open
+	}
+	return nil
+}
+
+// rollBack makes sure that the connection is in no transaction: SQLite ends it by itself at some errors,
+// and database/sql forgets it when a commit fails.
+func (db *DB) rollBack(ctx context.Context, tx *sql.Tx) error {
+	err := tx.Rollback()
+	if err == nil {
+		return nil
+	}
+	if _, e := db.write.ExecContext(ctx, "ROLLBACK"); e == nil || strings.Contains(e.Error(), "no transaction is active") {
+		return nil
+	}
+	return fmt.Errorf("roll back: %w", err)
 }
 
 // Read is for queries; it sees what was committed and cannot write.

@@ -4,11 +4,13 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"testing/fstest"
+	"time"
 
 	"mesh/shared/refusal"
 	"mesh/shared/sqlite"
@@ -108,5 +110,147 @@ func TestMigrationsRunOnceAndANewerStoreIsRefused(t *testing.T) {
 	ro := open(t, path, sqlite.Options{ID: 7, Migrations: two, ReadOnly: true})
 	if err := ro.Write(context.Background(), put("a", "b")); err == nil {
 		t.Error("a read-only store was written")
+	}
+}
+
+// A caller that gives up, or a callback that panics, must not cost the store its only writer.
+func TestTheWriterSurvivesItsCallers(t *testing.T) {
+	db := open(t, filepath.Join(t.TempDir(), "s.db"), sqlite.Options{ID: 7, Migrations: one})
+	for i, spoil := range []func(){
+		func() {
+			ctx, cancel := context.WithCancel(t.Context())
+			err := db.Write(ctx, func(tx *sql.Tx) error {
+				cancel()
+				return put("cancelled in the callback", "")(tx)
+			})
+			if err == nil {
+				t.Error("a cancelled write was committed")
+			}
+		},
+		func() {
+			ctx, cancel := context.WithCancel(t.Context())
+			err := db.WriteLazy(ctx, func(tx *sql.Tx) error {
+				defer cancel()
+				return put("cancelled before the commit", "")(tx)
+			})
+			if err == nil {
+				t.Error("a cancelled write was committed")
+			}
+		},
+		func() {
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			if err := db.WriteLazy(ctx, put("cancelled before", "")); !errors.Is(err, context.Canceled) {
+				t.Errorf("a write after the end of its ctx: %v", err)
+			}
+		},
+		func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			defer cancel()
+			err := db.Write(ctx, func(tx *sql.Tx) error {
+				_, err := tx.ExecContext(ctx, "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM n) INSERT INTO kv SELECT i, i FROM n")
+				return err
+			})
+			if err == nil {
+				t.Error("an endless statement ended")
+			}
+		},
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Error("the panic was swallowed")
+				}
+			}()
+			_ = db.Write(t.Context(), func(tx *sql.Tx) error {
+				_ = put("before the panic", "")(tx)
+				panic("broken")
+			})
+		},
+	} {
+		spoil()
+		if err := db.Write(t.Context(), put(fmt.Sprint("after ", i), "")); err != nil {
+			t.Fatalf("case %d: the next write: %v", i, err)
+		}
+	}
+	var n int
+	if err := db.Read().QueryRow("SELECT count(*) FROM kv").Scan(&n); err != nil || n != 5 {
+		t.Errorf("%d rows, %v, want the 5 that were written after", n, err)
+	}
+}
+
+// A commit that is refused leaves SQLite inside the transaction; the next write must not meet it.
+func TestARefusedCommitIsRolledBack(t *testing.T) {
+	db := open(t, filepath.Join(t.TempDir(), "s.db"), sqlite.Options{ID: 7, Migrations: fstest.MapFS{"0001_first.sql": {Data: []byte(
+		"CREATE TABLE kv (k TEXT PRIMARY KEY, v TEXT) STRICT; CREATE TABLE child (k TEXT REFERENCES kv DEFERRABLE INITIALLY DEFERRED) STRICT")}}})
+	err := db.Write(t.Context(), func(tx *sql.Tx) error {
+		_, err := tx.Exec("INSERT INTO child VALUES ('an orphan')")
+		return err
+	})
+	if err == nil || !strings.Contains(err.Error(), "FOREIGN KEY") {
+		t.Fatalf("an orphan was committed: %v", err)
+	}
+	if err := db.Write(t.Context(), put("after", "")); err != nil {
+		t.Errorf("the next write: %v", err)
+	}
+	var n int
+	if err := db.Read().QueryRow("SELECT count(*) FROM child").Scan(&n); err != nil || n != 0 {
+		t.Errorf("%d orphans, %v", n, err)
+	}
+}
+
+func TestAFullDiskIsSaidAndSurvived(t *testing.T) {
+	db := open(t, filepath.Join(t.TempDir(), "s.db"), sqlite.Options{ID: 7, Migrations: one})
+	pages := func(n int) {
+		t.Helper()
+		if err := db.Write(t.Context(), func(tx *sql.Tx) error {
+			_, err := tx.Exec(fmt.Sprintf("PRAGMA max_page_count = %d", n))
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pages(8)
+	if err := db.Write(t.Context(), put("large", strings.Repeat("x", 1<<20))); err == nil || !strings.Contains(err.Error(), "full") {
+		t.Fatalf("a full disk: %v", err)
+	}
+	pages(1 << 20)
+	if err := db.Write(t.Context(), put("large", strings.Repeat("x", 1<<20))); err != nil {
+		t.Errorf("with room again: %v", err)
+	}
+}
+
+func TestAForeignFileIsLeftAlone(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "other.db")
+	other, err := sql.Open("sqlite", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := other.Exec("CREATE TABLE theirs (x)"); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, err = sqlite.Open(t.Context(), path, sqlite.Options{ID: 7, Migrations: one})
+	if r := refusal.Of(err); r == nil || !strings.Contains(r.What, "another program") {
+		t.Errorf("a file of somebody else: %v", err)
+	}
+	if err := os.WriteFile(path, []byte(strings.Repeat("this is text. ", 100)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err = sqlite.Open(t.Context(), path, sqlite.Options{ID: 7, Migrations: one}); err == nil || !strings.Contains(err.Error(), "other.db") {
+		t.Errorf("a file that is no store: %v", err)
+	}
+}
+
+// WriteLazy and Write take turns on one connection; each must find the setting it promises.
+func TestEachWriteHasItsOwnSync(t *testing.T) {
+	db := open(t, filepath.Join(t.TempDir(), "s.db"), sqlite.Options{ID: 7, Migrations: one})
+	for i, write := range []func(context.Context, func(*sql.Tx) error) error{db.WriteLazy, db.Write, db.WriteLazy, db.WriteLazy, db.Write} {
+		want := map[bool]string{true: "2", false: "1"}[i == 1 || i == 4]
+		var got string
+		if err := write(t.Context(), func(tx *sql.Tx) error { return tx.QueryRow("PRAGMA synchronous").Scan(&got) }); err != nil || got != want {
+			t.Errorf("write %d: synchronous = %s, %v, want %s", i, got, err, want)
+		}
 	}
 }
