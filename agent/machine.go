@@ -1,0 +1,116 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+
+	"mesh/agent/apply"
+	"mesh/agent/filter"
+	"mesh/agent/host/file"
+	hostlink "mesh/agent/host/link"
+	"mesh/agent/host/profile"
+	"mesh/agent/host/systemd"
+	"mesh/agent/resource"
+	"mesh/agent/state"
+	"mesh/firewall"
+	"mesh/shared/clock"
+	"mesh/shared/declaration"
+	"mesh/shared/report"
+)
+
+// unitMark begins the name of every unit mesh makes.
+const unitMark = "mesh-"
+
+// OnHost makes the edges of a real machine below root: files, systemd over D-Bus, netlink and nftables. A
+// part that is not there (a kernel without nftables) is said and left out; the rest works.
+func OnHost(root string, log *slog.Logger) func(context.Context, *state.Store, func(context.Context) error) (Machine, error) {
+	return func(ctx context.Context, s *state.Store, probe func(context.Context) error) (Machine, error) {
+		clk := clock.Real()
+		files, err := file.OpenRoot(root)
+		if err != nil {
+			return Machine{}, fmt.Errorf("open %s: %w", root, err)
+		}
+		units := systemd.New(clk)
+		profile := profiler(root, units)
+		now := profile(ctx)
+		m := Machine{Profile: profile, Host: apply.Host{Files: files, Units: units, Runner: units,
+			Machine: resource.Machine{Arch: now.Arch, OS: now.OS, Engine: now.Engine != ""}}}
+		closers := []func() error{files.Close, func() error { units.Close(); return nil }}
+		changed := make(chan struct{}, 1)
+		m.Changed = changed
+		links, err := hostlink.Watch(ctx, clk, func(err error) { log.Warn("links are looked at once a minute only", "err", err) })
+		if err != nil {
+			log.Warn("links are looked at once a minute only", "err", err)
+			links = nil
+		}
+		driver, err := firewall.Open(firewall.WithClock(clk))
+		if err != nil {
+			log.Error("there is no packet filter on this machine", "err", err)
+			if e := s.AddProblem(ctx, fmt.Sprintf("no packet filter: %v", err)); e != nil {
+				log.Error("a problem could not be remembered", "err", e)
+			}
+		} else {
+			closers = append(closers, driver.Close)
+			m.Filter = filter.New(filter.Config{Kernel: driver, Store: s, Clock: clk, Log: log, Links: filter.ReadLinks, LinksChanged: links, Probe: probe})
+		}
+		m.Events = func(ctx context.Context) error { return hint(ctx, units, changed) }
+		m.Close = func() error {
+			var errs []error
+			for i := len(closers) - 1; i >= 0; i-- {
+				errs = append(errs, closers[i]())
+			}
+			return errors.Join(errs...)
+		}
+		return m, nil
+	}
+}
+
+// hint turns systemd's words about mesh's own units into looks at the machine (APP-6).
+func hint(ctx context.Context, units *systemd.Conn, changed chan<- struct{}) error {
+	for e := range units.Events(ctx) {
+		if e.Unit != "" && !strings.HasPrefix(e.Unit, unitMark) {
+			continue
+		}
+		select {
+		case changed <- struct{}{}:
+		default: // a look is due already
+		}
+	}
+	return nil
+}
+
+// filterEdge puts a declaration's packet filter in force.
+type filterEdge struct{ f *filter.Filter }
+
+// Apply leaves the machine's filter alone when none is declared (NET-3).
+func (e filterEdge) Apply(ctx context.Context, d *declaration.Declaration) error {
+	if d.Filter == nil {
+		return nil
+	}
+	w := filter.Wanted{Allow: d.Filter.Allow, Seq: d.Seq}
+	if d.Filter.Tunnel != "" {
+		w.Tunnel = []string{d.Filter.Tunnel}
+	}
+	_, err := e.f.Apply(ctx, w)
+	return err
+}
+
+func profiler(root string, units *systemd.Conn) func(context.Context) *report.Profile {
+	return func(ctx context.Context) *report.Profile {
+		s := profile.Source{Root: root, BusNames: units.BusNames}
+		if links, routes, err := hostlink.Read(ctx); err == nil {
+			for _, up := range hostlink.Uplinks(hostlink.Outside(links, routes)) {
+				for _, l := range links {
+					if l.Name == up && s.UplinkName == "" {
+						s.UplinkIndex, s.UplinkName = l.Index, l.Name
+					}
+				}
+			}
+		}
+		p := profile.Detect(ctx, s)
+		return &p
+	}
+}

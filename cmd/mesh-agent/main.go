@@ -1,0 +1,68 @@
+// Command mesh-agent is the program on every machine: the daemon that keeps the machine as declared, and
+// show, which says how it is.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"mesh/shared/refusal"
+	"mesh/shared/version"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := root().ExecuteContext(ctx)
+	stop()
+	os.Exit(exit(err))
+}
+
+// verdict is an exit code that needs no words: the page has said it.
+type verdict int
+
+func (v verdict) Error() string { return fmt.Sprintf("exit %d", int(v)) }
+
+// exit prints err and returns the exit code: 1 something is not well or was refused, 2 cannot tell or
+// wrong usage.
+func exit(err error) int {
+	var v verdict
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &v):
+		return int(v)
+	}
+	text := err.Error()
+	if !strings.Contains(text, "\ndo: ") {
+		text = "mesh-agent: " + text
+	}
+	fmt.Fprintln(os.Stderr, text)
+	if refusal.Of(err) != nil {
+		return 1
+	}
+	return 2
+}
+
+// places are the folders the agent uses.
+type places struct{ state, run, root string }
+
+func root() *cobra.Command {
+	var at places
+	cmd := &cobra.Command{
+		Use: "mesh-agent", Short: "Keep this machine as the mesh declares it, and say how it is",
+		Version: version.String(), SilenceErrors: true, SilenceUsage: true, Args: cobra.NoArgs,
+		Example: "  mesh-agent show\n  mesh-agent show --json",
+	}
+	cmd.PersistentFlags().StringVar(&at.state, "state-dir", "/var/lib/mesh-agent", "where the agent keeps its state")
+	cmd.PersistentFlags().StringVar(&at.run, "run-dir", "/run/mesh-agent", "where the running agent says how it is")
+	cmd.PersistentFlags().StringVar(&at.root, "root", "/", "where the paths of declarations begin")
+	cmd.AddCommand(runCommand(&at), showCommand(&at))
+	return cmd
+}

@@ -1,0 +1,101 @@
+package main
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"mesh/agent"
+	"mesh/shared/clock"
+	"mesh/shared/credential"
+)
+
+// runCommand is "mesh-agent run": the daemon. systemd starts it.
+func runCommand(at *places) *cobra.Command {
+	var debug bool
+	cmd := &cobra.Command{
+		Use: "run", Short: "Run the daemon; the unit mesh-agent.service does",
+		Example: "  systemctl start mesh-agent", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			level := slog.LevelInfo
+			if debug {
+				level = slog.LevelDebug
+			}
+			// The journal adds the time.
+			log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level, ReplaceAttr: withoutTime}))
+			cred, err := credential.Load(filepath.Join(at.state, agent.CredentialFile))
+			if err != nil {
+				return fmt.Errorf("%w\ndo: enrol this machine: mesh-installer enrol <line>", err)
+			}
+			interval, err := daemon.SdWatchdogEnabled(false)
+			if err != nil {
+				return fmt.Errorf("the watchdog's environment: %w", err)
+			}
+			digest, err := ownDigest()
+			if err != nil {
+				log.Warn("the agent's own file could not be read", "err", err)
+			}
+			return agent.Run(cmd.Context(), agent.Config{
+				Credential: cred, Dir: at.state, Run: at.run, Root: at.root, Digest: digest,
+				Clock: clock.Real(), Rand: rand.Reader, Log: log,
+				Machine: agent.OnHost(at.root, log),
+				Notify: func(state string) {
+					if _, err := daemon.SdNotify(false, state); err != nil {
+						log.Warn("systemd was not told", "state", state, "err", err)
+					}
+				},
+				Watchdog: interval, FailPoint: failPoint(os.Getenv("MESH_FAILPOINT_FILE")),
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&debug, "debug", false, "log every detail")
+	return cmd
+}
+
+func withoutTime(groups []string, a slog.Attr) slog.Attr {
+	if len(groups) == 0 && a.Key == slog.TimeKey {
+		return slog.Attr{}
+	}
+	return a
+}
+
+// failPoint kills the agent at the step whose name stands in file, once, for the tests of what a kill
+// leaves behind (APP-5). Without a file, which is how it is on a machine, there are no fail points.
+func failPoint(file string) func(string) {
+	if file == "" {
+		return nil
+	}
+	return func(at string) {
+		name, err := os.ReadFile(file)
+		if err != nil || strings.TrimSpace(string(name)) != at {
+			return
+		}
+		if os.Remove(file) == nil {
+			_ = unix.Kill(unix.Getpid(), unix.SIGKILL) // there is nobody left to hear of a failure
+		}
+	}
+}
+
+// ownDigest is the SHA-256 of the running program's file.
+func ownDigest() (string, error) {
+	f, err := os.Open("/proc/self/exe")
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return "", err
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
+}
