@@ -64,6 +64,9 @@ func (a *app) moduleCheck() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if client.Built(given[0], m) != nil {
+				fmt.Fprintf(a.err, "its bundle, the folder %s, is not built yet\n", m.Build.Bundle.Output)
+			}
 			_, err = fmt.Fprintf(a.out, "%s is right\n", m.Module)
 			return err
 		},
@@ -76,7 +79,11 @@ func (a *app) moduleRegister() *cobra.Command {
 	cmd.Long = "Check a module's folder, pack its bundle, put it on the bus and register both as the module's newest build."
 	reason := why(cmd)
 	cmd.RunE = func(cmd *cobra.Command, given []string) error {
-		if _, err := client.Check(given[0]); err != nil { // before anything is asked of the network
+		m, err := client.Check(given[0]) // before anything is asked of the network
+		if err == nil {
+			err = client.Built(given[0], m)
+		}
+		if err != nil {
 			return err
 		}
 		c, err := a.connect(cmd.Context())

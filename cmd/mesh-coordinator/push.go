@@ -30,11 +30,7 @@ func writePlan(w io.Writer, r controller.PlanAnswer) error {
 			rows = append(rows, []string{string(n.Node), "-", "refused", "", n.Refused.What + ": " + n.Refused.Why + "; " + n.Refused.Do})
 		}
 		for _, c := range n.Changes {
-			what := c.What
-			if c.From != "" || c.To != "" {
-				what += " " + or(c.From, "-") + " -> " + or(c.To, "-")
-			}
-			rows = append(rows, []string{string(n.Node), or(string(c.Module), "-"), what, c.Why})
+			rows = append(rows, []string{string(n.Node), or(string(c.Module), "-"), change(c), c.Why})
 		}
 		if n.Unsent {
 			rows = append(rows, []string{string(n.Node), "-", "send", fmt.Sprintf("declaration %d never reached the bus", n.Seq)})
@@ -50,6 +46,23 @@ func writePlan(w io.Writer, r controller.PlanAnswer) error {
 	}
 	_, err := fmt.Fprintf(w, "%s to change, %d unchanged\n", plural(changing(r), "node"), r.Unchanged)
 	return err
+}
+
+// change is one change in words.
+func change(c controller.PlanChange) string {
+	switch {
+	case c.What == "module" && c.From == "":
+		return "add " + c.To
+	case c.What == "module" && c.To == "":
+		return "remove " + c.From
+	case c.From == "" && c.To == "":
+		return c.What
+	case c.From == "":
+		return c.What + ": " + c.To
+	case c.To == "":
+		return c.What + ": no more " + c.From
+	}
+	return c.What + ": " + c.From + " -> " + c.To
 }
 
 func changing(r controller.PlanAnswer) (n int) {

@@ -52,18 +52,28 @@ func Check(dir string) (*manifest.Manifest, error) {
 	if err != nil {
 		return nil, err
 	}
-	if out := m.Build.Bundle; out != nil {
-		if st, err := os.Stat(filepath.Join(dir, out.Output)); err != nil || !st.IsDir() {
-			return m, refusal.New("the module "+string(m.Module), "its bundle is the folder "+out.Output+", and there is none", "build it first, or correct build.bundle.output in "+path)
-		}
-	}
 	return m, nil
+}
+
+// Built refuses a module whose bundle's folder is not there yet.
+func Built(dir string, m *manifest.Manifest) error {
+	if m.Build.Bundle == nil {
+		return nil
+	}
+	out := filepath.Join(dir, m.Build.Bundle.Output)
+	if st, err := os.Stat(out); err != nil || !st.IsDir() {
+		return refusal.New("the bundle of "+string(m.Module), "it is the folder "+out+", and there is none", "build it first, or correct build.bundle.output in "+filepath.Join(dir, ManifestFile))
+	}
+	return nil
 }
 
 // Register checks the module in dir, puts its bundle on the bus and hands both over. said, when not
 // nil, hears how many chunks of how many are there.
 func (c *Client) Register(ctx context.Context, dir, why string, said func(done, of int)) (controller.RegisterAnswer, error) {
 	m, err := Check(dir)
+	if err == nil {
+		err = Built(dir, m)
+	}
 	if err != nil {
 		return controller.RegisterAnswer{}, err
 	}
