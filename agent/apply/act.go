@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 
@@ -51,7 +52,7 @@ func (r *run) ground(ctx context.Context) {
 		}
 		shared := s.Op == plan.MakeDir && s.Want.Dir.Implied
 		if r.failure(s.Module) == nil || shared {
-			r.step(ctx, s)
+			_, _ = r.step(ctx, s) // it took its failure down
 		}
 	}
 }
@@ -73,31 +74,37 @@ func (l lateness) wait() bool {
 	return true
 }
 
-// fetch starts all fetches and waits a moment for them.
+// fetch starts all fetches and waits a moment for them. Modules that have one bundle wait for each other.
 func (r *run) fetch(ctx context.Context) lateness {
 	var wg sync.WaitGroup
 	all := make(chan struct{})
 	var mu sync.Mutex // guards pending
 	pending := map[subject.Module]bool{}
+	same := map[string][]plan.Step{} // by digest
 	for _, s := range r.w.plan.Steps {
-		if s.Op != plan.Fetch || r.failure(s.Module) != nil {
-			continue
+		if s.Op == plan.Fetch && r.failure(s.Module) == nil {
+			pending[s.Module] = true
+			digest := s.Want.Bundle.Artifact.Digest
+			same[digest] = append(same[digest], s)
 		}
-		pending[s.Module] = true
-		wg.Add(1)
-		go func() { // ends with the fetch, which ends with ctx
-			defer wg.Done()
-			if r.slot(ctx) {
-				defer r.free()
-				r.step(ctx, s)
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			delete(pending, s.Module)
-		}()
 	}
 	if len(pending) == 0 {
 		return lateness{}
+	}
+	for _, steps := range same {
+		wg.Add(1)
+		go func() { // ends with the fetch, which ends with ctx
+			defer wg.Done()
+			for _, s := range steps {
+				if r.slot(ctx) {
+					_, _ = r.step(ctx, s) // it took its failure down
+					r.free()
+				}
+				mu.Lock()
+				delete(pending, s.Module)
+				mu.Unlock()
+			}
+		}()
 	}
 	go func() { // ends with the fetches
 		wg.Wait()
@@ -110,11 +117,7 @@ func (r *run) fetch(ctx context.Context) lateness {
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	late := lateness{modules: map[subject.Module]bool{}, done: all}
-	for m := range pending {
-		late.modules[m] = true
-	}
-	return late
+	return lateness{modules: maps.Clone(pending), done: all}
 }
 
 // wave brings the modules it is for to their end.

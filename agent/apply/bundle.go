@@ -32,6 +32,9 @@ func (r *run) fetchBundle(ctx context.Context, b *resource.Bundle) error {
 	if err := r.bundleDir(); err != nil {
 		return err
 	}
+	if there, err := isFolder(b.Folder); err != nil || there { // another module has the same one
+		return err
+	}
 	digest := b.Artifact.Digest
 	part := filepath.Join(r.cfg.BundleDir, partPrefix+digest)
 	err := r.download(ctx, b.Artifact, part)
@@ -232,7 +235,11 @@ func (e *Engine) sweepBundles(wanted []resource.Resource) {
 	}
 	for _, entry := range entries {
 		part, isPart := strings.CutPrefix(entry.Name(), partPrefix)
-		if !(isPart && !digests[part]) && !strings.HasPrefix(entry.Name(), unpackPrefix) {
+		if isPart && digests[part] {
+			if there, err := isFolder(filepath.Join(e.cfg.BundleDir, part)); err != nil || !there {
+				continue // it is resumed
+			}
+		} else if !isPart && !strings.HasPrefix(entry.Name(), unpackPrefix) {
 			continue
 		}
 		if err := os.RemoveAll(filepath.Join(e.cfg.BundleDir, entry.Name())); err != nil {

@@ -152,7 +152,7 @@ func (r *run) modules(states map[string]plan.Unit, paused map[subject.Module]str
 		case why != "":
 			mod.State, mod.Detail = report.Broken, why
 		}
-		r.setPause(m.Name, mod, r.failed[m.Name] != nil || err == nil && why != "", paused)
+		r.setPause(m.Name, mod, r.failed[m.Name] != nil || mod.State == report.Broken && err == nil, paused)
 		out = append(out, mod)
 	}
 	return out
