@@ -5,6 +5,7 @@
 package bus
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -55,6 +56,8 @@ type Options struct {
 	Once  bool
 	Clock clock.Clock
 	Log   *slog.Logger
+
+	bound time.Duration // of one try to connect; 0 means connectBound
 }
 
 // Conn is one principal's connection.
@@ -63,17 +66,28 @@ type Conn struct {
 	principal string
 	log       *slog.Logger
 
+	clk clock.Clock
+
+	// turn is held while the functions of OnState are called, so that each hears the changes in their
+	// order. It is taken before mu.
+	turn sync.Mutex
+
 	mu      sync.Mutex // guards the fields below
 	waiters map[string]map[*waiter]struct{}
-	denied  map[*nats.Subscription]bool // followed subscriptions the bus refused
 	follows map[*nats.Subscription]*follow
 	onState map[int]func(up bool)
 	nextUp  int
 	since   time.Time
 	up      bool
+	told    bool // setUp was called
 	lastErr error
-	clk     clock.Clock
+	heard   error               // the last refusal asyncError was given
+	deaf    error               // why no answer can reach this connection, until the next one
+	said    map[string]struct{} // what asyncError logged since the last connect, saidMax at most
 }
+
+// saidMax bounds the different errors that are logged in one connection's life; the same one is logged once.
+const saidMax = 64
 
 type waiter struct{ cancel context.CancelCauseFunc }
 
@@ -93,7 +107,7 @@ func Connect(_ context.Context, o Options) (*Conn, error) {
 		o.Log = slog.New(slog.NewTextHandler(io.Discard, nil))
 	}
 	c := &Conn{principal: o.Principal, log: o.Log, clk: o.Clock, since: o.Clock.Now(),
-		waiters: map[string]map[*waiter]struct{}{}, denied: map[*nats.Subscription]bool{}, follows: map[*nats.Subscription]*follow{}, onState: map[int]func(bool){}}
+		waiters: map[string]map[*waiter]struct{}{}, follows: map[*nats.Subscription]*follow{}, onState: map[int]func(bool){}, said: map[string]struct{}{}}
 	opts, err := c.options(o)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the bus: %w", err)
@@ -103,7 +117,7 @@ func Connect(_ context.Context, o Options) (*Conn, error) {
 		return nil, connectError(o, err)
 	}
 	if c.nc.IsConnected() {
-		c.setUp(true, nil)
+		c.firstUp()
 	}
 	return c, nil
 }
@@ -132,7 +146,7 @@ func (c *Conn) options(o Options) ([]nats.Option, error) {
 		nats.Name(o.Name),
 		nats.Nkey(public, o.Seed.Sign),
 		nats.CustomInboxPrefix(subject.Inbox(o.Principal)),
-		nats.Timeout(connectBound),
+		nats.Timeout(cmp.Or(o.bound, connectBound)),
 		nats.PingInterval(pingEvery), nats.MaxPingsOutstanding(2),
 		// What must not be lost waits in an outbox, not in the client: a publish without a connection
 		// fails at once.
@@ -141,6 +155,7 @@ func (c *Conn) options(o Options) ([]nats.Option, error) {
 		nats.ConnectHandler(func(*nats.Conn) { c.setUp(true, nil) }),
 		nats.ReconnectHandler(func(*nats.Conn) { c.setUp(true, nil) }),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { c.setUp(false, err) }),
+		nats.ClosedHandler(func(nc *nats.Conn) { c.setUp(false, nc.LastError()); c.kickAll() }),
 	}
 	if o.Once {
 		opts = append(opts, nats.NoReconnect())
@@ -210,8 +225,11 @@ func (c *Conn) OnUp(fn func()) (remove func()) {
 	})
 }
 
-// OnState calls fn each time the bus comes or goes, and now, until remove is called. fn must not block.
+// OnState calls fn each time the bus comes or goes, and now, in that order, until remove is called. fn
+// must not block, nor call OnState or OnUp; a call under way may end after remove.
 func (c *Conn) OnState(fn func(up bool)) (remove func()) {
+	c.turn.Lock()
+	defer c.turn.Unlock()
 	c.mu.Lock()
 	id := c.nextUp
 	c.nextUp++
@@ -226,17 +244,49 @@ func (c *Conn) OnState(fn func(up bool)) (remove func()) {
 	}
 }
 
+// firstUp makes the state known before Connect returns; the handlers come later, and may have come
+// already with newer news.
+func (c *Conn) firstUp() {
+	c.turn.Lock()
+	defer c.turn.Unlock()
+	c.mu.Lock()
+	told := c.told
+	c.mu.Unlock()
+	if !told {
+		c.change(true, nil)
+	}
+}
+
 func (c *Conn) setUp(up bool, err error) {
+	c.turn.Lock()
+	defer c.turn.Unlock()
+	c.change(up, err)
+}
+
+// change notes the state and tells of it when it is another. It holds turn.
+func (c *Conn) change(up bool, err error) {
 	c.mu.Lock()
 	changed := c.up != up
-	c.up = up
+	c.up, c.told = up, true
 	if changed {
 		c.since = c.clk.Now()
 	}
 	if err != nil || up {
 		c.lastErr = err
 	}
-	fns := slices.Collect(maps.Values(c.onState))
+	if up {
+		c.deaf = nil
+		clear(c.said)
+	} else {
+		// The answer would go to the connection that is gone.
+		c.cancelWaiters("", fmt.Errorf("%w: the link went down before the answer came", ErrAway))
+	}
+	var fns []func(bool)
+	if changed {
+		for _, id := range slices.Sorted(maps.Keys(c.onState)) {
+			fns = append(fns, c.onState[id])
+		}
+	}
 	c.mu.Unlock()
 	if changed {
 		c.log.Info("bus link", "up", up, "err", err)
@@ -244,6 +294,20 @@ func (c *Conn) setUp(up bool, err error) {
 	for _, fn := range fns {
 		fn(up)
 	}
+}
+
+// cancelWaiters ends the asks at sub, all when it is empty, and says how many. It holds mu.
+func (c *Conn) cancelWaiters(sub string, why error) (n int) {
+	for s, ws := range c.waiters {
+		if sub != "" && s != sub {
+			continue
+		}
+		for w := range ws {
+			w.cancel(why)
+			n++
+		}
+	}
+	return n
 }
 
 func (c *Conn) noteErr(err error) {
@@ -254,24 +318,50 @@ func (c *Conn) noteErr(err error) {
 
 var (
 	deniedPublish   = regexp.MustCompile(`Permissions Violation for Publish to "([^"]+)"`)
-	deniedSubscribe = regexp.MustCompile(`Permissions Violation for Subscription to "([^"]+)"`)
+	deniedSubscribe = regexp.MustCompile(`Permissions Violation for Subscription to "([^"]+)"(?: using queue "([^"]+)")?( \(sid)?`)
 )
 
-// asyncError turns the bus's late word about a refusal into the error of whoever waits for it.
+// asyncError turns the bus's late word about a refusal into the error of whoever waits for it. What
+// nobody waits for is logged, once for each text and connection.
 func (c *Conn) asyncError(_ *nats.Conn, sub *nats.Subscription, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	heard := false
 	if m := deniedPublish.FindStringSubmatch(err.Error()); m != nil {
-		c.mu.Lock()
-		for w := range c.waiters[m[1]] {
-			w.cancel(fmt.Errorf("%w a publish to %s", ErrRefused, m[1]))
+		heard = c.cancelWaiters(m[1], fmt.Errorf("%w a publish to %s", ErrRefused, m[1])) > 0
+	} else if m := deniedSubscribe.FindStringSubmatch(err.Error()); m != nil {
+		heard = c.refusedSubscription(m[1], m[2], m[3] != "")
+	}
+	if errors.Is(err, nats.ErrPermissionViolation) {
+		c.heard = err
+	}
+	for _, f := range c.follows {
+		if f.behind {
+			f.behind = false
+			f.kick()
 		}
-		c.mu.Unlock()
-		return
 	}
-	if m := deniedSubscribe.FindStringSubmatch(err.Error()); m != nil {
-		c.refusedSubscription(sub, m[1])
-		return
+	if _, said := c.said[err.Error()]; !heard && !said && len(c.said) < saidMax {
+		c.said[err.Error()] = struct{}{}
+		c.log.Warn("bus", "subject", subjectOf(sub), "err", err)
 	}
-	c.log.Warn("bus", "subject", subjectOf(sub), "err", err)
+}
+
+// refusedSubscription notes the refusal and says whether somebody waits for it. After a reload that
+// narrowed the rights the client still takes the subscription for valid, so this word is its end; that
+// word names no queue. It holds mu.
+func (c *Conn) refusedSubscription(sub, queue string, reload bool) (heard bool) {
+	for s, f := range c.follows {
+		if s.Subject == sub && (reload || s.Queue == queue) {
+			heard, f.denied = true, true
+			f.kick()
+		}
+	}
+	if inbox := subject.Inbox(c.principal) + "."; strings.HasPrefix(sub, inbox) {
+		c.deaf = fmt.Errorf("%w: %w", ErrRefused, refusal.New("answers for this credential", "the bus lets its key hear no "+inbox+">: the credential names another principal than its key belongs to", "ask for a new credential"))
+		heard = c.cancelWaiters("", c.deaf) > 0 || heard
+	}
+	return heard
 }
 
 func subjectOf(s *nats.Subscription) string {
@@ -281,50 +371,87 @@ func subjectOf(s *nats.Subscription) string {
 	return s.Subject
 }
 
-// Ask publishes m and waits for one answer, bounded by ctx. A refusal by the bus is noticed at once.
+// Ask publishes m and waits for one answer, bounded by ctx. A refusal by the bus is noticed at once, and
+// so is the loss of the connection: whether m was heard is not known then.
 func (c *Conn) Ask(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
 	if !c.nc.IsConnected() {
 		return nil, fmt.Errorf("ask %s: %w", m.Subject, ErrAway)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	w := &waiter{cancel}
-	c.mu.Lock()
-	if c.waiters[m.Subject] == nil {
-		c.waiters[m.Subject] = map[*waiter]struct{}{}
+	leave, err := c.await(m.Subject, cancel)
+	if err != nil {
+		return nil, fmt.Errorf("ask %s: %w", m.Subject, err)
 	}
-	c.waiters[m.Subject][w] = struct{}{}
-	c.mu.Unlock()
-	defer func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		delete(c.waiters[m.Subject], w)
-		if len(c.waiters[m.Subject]) == 0 {
-			delete(c.waiters, m.Subject)
-		}
-	}()
+	defer leave()
 	answer, err := c.nc.RequestMsgWithContext(ctx, m)
 	if err != nil {
-		if cause := context.Cause(ctx); errors.Is(cause, ErrRefused) {
-			err = cause
-		}
-		return nil, fmt.Errorf("ask %s: %w", m.Subject, err)
+		return nil, fmt.Errorf("ask %s: %w", m.Subject, c.why(ctx, err))
 	}
 	return answer, nil
 }
 
-// Say publishes without waiting; it fails when there is no connection.
+// await has cancel called with the reason when the bus refuses sub, until leave.
+func (c *Conn) await(sub string, cancel context.CancelCauseFunc) (leave func(), err error) {
+	w := &waiter{cancel}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.deaf != nil {
+		return nil, c.deaf
+	}
+	if c.waiters[sub] == nil {
+		c.waiters[sub] = map[*waiter]struct{}{}
+	}
+	c.waiters[sub][w] = struct{}{}
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.waiters[sub], w)
+		if len(c.waiters[sub]) == 0 {
+			delete(c.waiters, sub)
+		}
+	}, nil
+}
+
+// why is the reason behind err: that of ctx when it has one, ErrAway when the connection is gone.
+func (c *Conn) why(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil && cause != ctx.Err() {
+		if errors.Is(cause, ErrRefused) || errors.Is(cause, ErrAway) {
+			return cause
+		}
+		return fmt.Errorf("%w: %w", cause, err)
+	}
+	return away(err)
+}
+
+// away makes ErrAway of what the client says without a connection.
+func away(err error) error {
+	for _, gone := range []error{nats.ErrConnectionClosed, nats.ErrConnectionReconnecting, nats.ErrReconnectBufExceeded, nats.ErrDisconnected, nats.ErrStaleConnection} {
+		if errors.Is(err, gone) {
+			return fmt.Errorf("%w: %w", ErrAway, err)
+		}
+	}
+	return err
+}
+
+// Say publishes without waiting; it fails when there is no connection. A refusal by the bus is logged.
 func (c *Conn) Say(subject string, data []byte) error {
 	if !c.nc.IsConnected() {
 		return fmt.Errorf("say %s: %w", subject, ErrAway)
 	}
-	return c.nc.Publish(subject, data)
+	if err := c.nc.Publish(subject, data); err != nil {
+		return fmt.Errorf("say %s: %w", subject, away(err))
+	}
+	return nil
 }
 
 // Probe makes a connection of its own, sees it answer, and closes it: proof that new flows to the bus
 // pass, which an established one is not (NET-7).
 func Probe(ctx context.Context, o Options) error {
-	o.Once = true
+	ctx, cancel := context.WithTimeout(ctx, PublishBound) // the client refuses a context without a deadline
+	defer cancel()
+	at, _ := ctx.Deadline()
+	o.Once, o.bound = true, time.Until(at)
 	c, err := Connect(ctx, o)
 	if err != nil {
 		return err
