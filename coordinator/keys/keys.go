@@ -84,7 +84,7 @@ func load(dir string, now time.Time, rand io.Reader) (*Keys, error) {
 		return nil, fmt.Errorf("%s: %w", coordinatorFile, err)
 	}
 	if k.Coordinator.Kind != credential.KindCoordinator {
-		return nil, refusal.Newf("the file "+coordinatorFile, "restore it from a backup", "it is the credential of a %s", k.Coordinator.Kind)
+		return nil, refusal.Newf("the file "+coordinatorFile, "restore it from a backup", "it is a credential of the kind %s", k.Coordinator.Kind)
 	}
 	return k, k.certificate(dir, now, rand)
 }
