@@ -451,7 +451,7 @@ func Probe(ctx context.Context, o Options) error {
 	ctx, cancel := context.WithTimeout(ctx, PublishBound) // the client refuses a context without a deadline
 	defer cancel()
 	at, _ := ctx.Deadline()
-	o.Once, o.bound = true, time.Until(at)
+	o.Once, o.bound = true, at.Sub(clock.Real().Now()) // a deadline is real time, whatever the clock
 	c, err := Connect(ctx, o)
 	if err != nil {
 		return err
