@@ -214,7 +214,10 @@ func standInAgent(ctx context.Context) error {
 	p.must("systemd", useSystemd(ctx))
 	p.must("the packet filter", loadFilter(ctx))
 	p.mustNot("mount", unix.Mount("none", "/mnt", "tmpfs", 0, ""))
-	p.mustNot("set the clock", unix.Settimeofday(&unix.Timeval{Sec: 1}))
+	// No valid time: a host has the clock of the machine it is booted on, so nothing may come of it.
+	if err := unix.Settimeofday(&unix.Timeval{Usec: 2_000_000}); !errors.Is(err, unix.EPERM) {
+		fmt.Fprintf(&p, "set the clock: %v\n", err)
+	}
 	_, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW, 0)
 	p.mustNot("listen to the wire", err)
 	p.mustNot("open the disks", func() error { _, err := os.Open("/dev/kmsg"); return err }())
