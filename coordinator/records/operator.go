@@ -18,9 +18,9 @@ type Role string
 
 // The roles: each may do what the one before it may.
 const (
-	RoleRead    Role = "read"    // look
-	RoleOperate Role = "operate" // and change what can be undone
-	RoleAdmin   Role = "admin"   // and everything else
+	RoleRead    Role = "viewer"   // look
+	RoleOperate Role = "operator" // and change what can be undone
+	RoleAdmin   Role = "admin"    // and everything else
 )
 
 // Roles are all of them.
