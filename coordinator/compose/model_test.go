@@ -2,6 +2,7 @@ package compose_test
 
 import (
 	"encoding/json"
+	"flag"
 	"fmt"
 	"testing"
 	"time"
@@ -18,6 +19,7 @@ import (
 // TestIncrementalIsFromScratch does things to the records in any order, composing now this and now that,
 // and holds the composer against one that reads everything anew.
 func TestIncrementalIsFromScratch(t *testing.T) {
+	fewerChecks(t)
 	rapid.Check(t, func(rt *rapid.T) {
 		f := newFleet(t)
 		c := f.composer()
@@ -100,4 +102,16 @@ func TestIncrementalIsFromScratch(t *testing.T) {
 		})
 		check()
 	})
+}
+
+// fewerChecks spares a full run the syncs of a hundred stores; -rapid.checks asks for more.
+func fewerChecks(t *testing.T) {
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "rapid.checks" })
+	if given {
+		return
+	}
+	if err := flag.Set("rapid.checks", "30"); err != nil {
+		t.Fatal(err)
+	}
 }
