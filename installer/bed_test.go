@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"fmt"
 	"io/fs"
 	"log/slog"
@@ -19,7 +18,6 @@ import (
 	"mesh/shared/clock"
 	"mesh/shared/credential"
 	"mesh/shared/enrol"
-	"mesh/shared/strict"
 	"mesh/shared/subject"
 	"mesh/shared/verb"
 	"mesh/testbus"
@@ -271,7 +269,7 @@ func (d *door) asked() []enrol.Ask {
 	return slices.Clone(d.asks)
 }
 
-// machineCredential is the credential on the machine.
+// credential is the credential on the machine.
 func (b *bed) credential() credential.File {
 	b.t.Helper()
 	f, err := credential.Load(b.at(credentialFile))
@@ -279,22 +277,4 @@ func (b *bed) credential() credential.File {
 		b.t.Fatal(err)
 	}
 	return f
-}
-
-func decode[T any](t testing.TB, body []byte) T {
-	t.Helper()
-	var v T
-	if err := strict.Decode(body, &v); err != nil {
-		t.Fatalf("%s: %v", body, err)
-	}
-	return v
-}
-
-func encode(t testing.TB, v any) []byte {
-	t.Helper()
-	b, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
 }

@@ -44,7 +44,7 @@ func (f *Failure) Error() string {
 // Unwrap is what went wrong.
 func (f *Failure) Unwrap() error { return f.Err }
 
-// Steps runs steps in order and says each. The first that fails ends it: what was done is undone, the
+// steps runs steps in order and says each. The first that fails ends it: what was done is undone, the
 // last first.
 func (i *Installer) steps(ctx context.Context, steps []Step) error {
 	for n, s := range steps {
