@@ -349,6 +349,10 @@ func (r *run) do(ctx context.Context, s plan.Step) (*systemd.JobResult, error) {
 	case plan.Disable:
 		_, err = units.Disable(ctx, []string{s.Name()})
 	case plan.RemoveUnit:
+		// A unit that failed would stay in systemd's list without a file.
+		if err = units.ResetFailed(ctx, s.Name()); err != nil {
+			break
+		}
 		_, err = r.root.Remove(resource.UnitFolder + "/" + s.Name())
 	case plan.Start, plan.Restart:
 		return r.startUnit(ctx, s)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -88,6 +89,10 @@ func (e *Engine) observe(ctx context.Context, w *work) error {
 		}
 	}
 	w.resources = slices.DeleteFunc(w.resources, func(r resource.Resource) bool { return w.unreadable[r.Module] != nil })
+	maps.DeleteFunc(e.seen, func(p string, _ file.State) bool { // nobody asks for it any more
+		_, asked := w.see.Paths[p]
+		return !asked
+	})
 	w.see.Units, w.see.UnitsError = e.units(ctx, units)
 	return ctx.Err()
 }

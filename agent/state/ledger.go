@@ -7,7 +7,9 @@ import (
 	"encoding/hex"
 	"fmt"
 	"maps"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"mesh/shared/report"
@@ -45,8 +47,17 @@ func (r Row) mark() string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// Ledger is every row, by id.
-func (s *Store) Ledger(ctx context.Context) ([]Row, error) {
+// Ledger is every row, by id. It costs no query.
+func (s *Store) Ledger(context.Context) ([]Row, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	rows := slices.Collect(maps.Values(s.ledger))
+	slices.SortFunc(rows, func(a, b Row) int { return strings.Compare(a.ID, b.ID) })
+	return rows, nil
+}
+
+// loadLedger holds mu.
+func (s *Store) loadLedger(ctx context.Context) error {
 	rows, err := query(ctx, s.db, func(rows *sql.Rows) (r Row, err error) {
 		var at int64
 		var mark string
@@ -56,11 +67,26 @@ func (s *Store) Ledger(ctx context.Context) ([]Row, error) {
 		}
 		r.At = time.UnixMilli(at).UTC()
 		return r, err
-	}, `SELECT id, module, kind, phase, made, keep, sum, want, trigger, want_trigger, at, mark FROM ledger ORDER BY id`)
+	}, `SELECT id, module, kind, phase, made, keep, sum, want, trigger, want_trigger, at, mark FROM ledger`)
 	if err != nil {
-		return nil, fmt.Errorf("read the ledger: %w", err)
+		return fmt.Errorf("read the ledger: %w", err)
 	}
-	return rows, nil
+	s.ledger = make(map[string]Row, len(rows))
+	for _, r := range rows {
+		s.ledger[r.ID] = r
+	}
+	return nil
+}
+
+// mirror takes committed rows over. It holds mu.
+func (s *Store) mirror(put []Row, gone []string, now time.Time) {
+	for _, id := range gone {
+		delete(s.ledger, id)
+	}
+	for _, r := range put {
+		r.At = now
+		s.ledger[r.ID] = r
+	}
 }
 
 // Batch is what became of a pass over the machine, written together.
@@ -86,7 +112,7 @@ func (s *Store) Done(ctx context.Context, b Batch) error {
 	if len(b.Put) == 0 && len(b.Delete) == 0 && len(b.Drift) == 0 && b.Past == nil && maps.Equal(s.modules, next) {
 		return nil
 	}
-	now := s.clock.Now()
+	now := s.clock.Now().UTC().Truncate(time.Millisecond)
 	err := s.db.WriteLazy(ctx, func(tx *sql.Tx) error {
 		for _, id := range b.Delete {
 			if _, err := tx.ExecContext(ctx, `DELETE FROM ledger WHERE id = ?`, id); err != nil {
@@ -111,6 +137,7 @@ func (s *Store) Done(ctx context.Context, b Batch) error {
 		return fmt.Errorf("write the outcome: %w", err)
 	}
 	s.modules = next
+	s.mirror(b.Put, b.Delete, now)
 	return nil
 }
 
@@ -121,11 +148,8 @@ func putRows(ctx context.Context, tx *sql.Tx, rows []Row, now time.Time) (err er
 	if len(rows) == 0 {
 		return nil
 	}
-	put, err := tx.PrepareContext(ctx, `INSERT INTO ledger
-		(id, module, kind, phase, made, keep, sum, want, trigger, want_trigger, at, mark) VALUES (?,?,?,?,?,?,?,?,?,?,?,?)
-		ON CONFLICT (id) DO UPDATE SET module = excluded.module, kind = excluded.kind, phase = excluded.phase, made = excluded.made,
-		keep = excluded.keep, sum = excluded.sum, want = excluded.want, trigger = excluded.trigger,
-		want_trigger = excluded.want_trigger, at = excluded.at, mark = excluded.mark`)
+	put, err := tx.PrepareContext(ctx, `INSERT OR REPLACE INTO ledger
+		(id, module, kind, phase, made, keep, sum, want, trigger, want_trigger, at, mark) VALUES (?,?,?,?,?,?,?,?,?,?,?,?)`)
 	if err != nil {
 		return err
 	}

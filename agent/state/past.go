@@ -156,11 +156,16 @@ func (s *Store) Drift(ctx context.Context, n int) ([]report.Drift, error) {
 	}, `SELECT module, thing, what, repaired, at FROM drift ORDER BY n DESC LIMIT ?`, n)
 }
 
-// ring inserts and forgets the oldest over the bound. table is a constant of this package.
+// ring inserts and now and then forgets the oldest over the bound. table is a constant of this package.
 func ring(ctx context.Context, tx *sql.Tx, table string, bound int, insert string, args ...any) error {
-	if _, err := tx.ExecContext(ctx, insert, args...); err != nil {
+	res, err := tx.ExecContext(ctx, insert, args...)
+	if err != nil {
 		return err
 	}
-	_, err := tx.ExecContext(ctx, `DELETE FROM `+table+` WHERE n <= (SELECT max(n) FROM `+table+`) - ?`, bound)
+	n, err := res.LastInsertId()
+	if err != nil || n%slack != 0 {
+		return err
+	}
+	_, err = tx.ExecContext(ctx, `DELETE FROM `+table+` WHERE n <= ?`, n-int64(bound))
 	return err
 }
