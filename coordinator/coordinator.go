@@ -215,6 +215,9 @@ func (c *Coordinator) restore(ctx context.Context) error {
 				"node", n, "seq", there[n], "records", seq)
 		}
 	}
+	if err := c.purge(ctx, kept, there); err != nil {
+		return err
+	}
 	if len(missing) == 0 {
 		return nil
 	}
@@ -229,6 +232,26 @@ func (c *Coordinator) restore(ctx context.Context) error {
 	}
 	p := c.push.Start("coordinator", "the bus did not hold them when the coordinator started", items)
 	c.cfg.Log.Info("declarations are sent again that the bus did not hold", "push", p.ID, "nodes", len(items))
+	return nil
+}
+
+// purge takes declarations of removed nodes off the bus that a kill left there. One that the records never
+// knew stays: they may be an older copy.
+func (c *Coordinator) purge(ctx context.Context, kept, there map[subject.Node]uint64) error {
+	removed, err := c.records.Archive(ctx)
+	if err != nil {
+		return err
+	}
+	for _, n := range removed {
+		_, again := kept[n.Name]
+		if _, left := there[n.Name]; !left || again {
+			continue
+		}
+		if err := c.push.Purge(ctx, n.Name); err != nil {
+			return err
+		}
+		delete(there, n.Name)
+	}
 	return nil
 }
 

@@ -294,11 +294,22 @@ func TestARemovedNodeIsCutOffAndItsNameFree(t *testing.T) {
 	c := m.client(t, m.operator)
 	x := newMachine(t, "db1")
 	x.join(t, c)
+	ask[controller.Push](t, c, controller.PushSend, controller.PushAsk{All: true, Why: "x"})
+	old := waitfor.Value(t, "the declaration", soon, x.decisions)
 	ask[controller.Done](t, c, controller.NodeRemove, controller.NodeRemoveAsk{Node: "db1", Why: "sold"})
 	if err := bus.Probe(t.Context(), bus.Options{Bus: x.answer.Bus, Seed: x.seed, Principal: "node-db1", Clock: clock.Real()}); !errors.Is(err, bus.ErrRefused) {
 		t.Errorf("a removed node connects: %v", err)
 	}
-	newMachine(t, "db1").join(t, c)
+	y := newMachine(t, "db1")
+	y.join(t, c)
+	// It does not find the other machine's declaration, and its own is newer.
+	if b, err := y.conn.Last(t.Context(), subject.Declarations, subject.Declaration("db1")); !errors.Is(err, bus.ErrNone) {
+		t.Errorf("the new machine finds %.80q, %v", b, err)
+	}
+	ask[controller.Push](t, c, controller.PushSend, controller.PushAsk{All: true, Why: "x"})
+	if d := waitfor.Value(t, "its own declaration", soon, y.decisions); d.Seq <= old.Seq {
+		t.Errorf("its own declaration has seq %d, the old one had %d", d.Seq, old.Seq)
+	}
 }
 
 func TestNobodyHoldsTheSeat(t *testing.T) {

@@ -44,7 +44,7 @@ func writePlan(w io.Writer, r controller.PlanAnswer) error {
 			return err
 		}
 	}
-	_, err := fmt.Fprintf(w, "%s to change, %d unchanged\n", plural(changing(r), "node"), r.Unchanged)
+	_, err := fmt.Fprintf(w, "%s to change, %d unchanged\n", plural(changing(r)+r.More, "node"), r.Unchanged)
 	return err
 }
 

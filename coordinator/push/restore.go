@@ -73,6 +73,19 @@ func (e *Engine) onBus(ctx context.Context) (map[subject.Node]uint64, error) {
 	}
 }
 
+// Purge takes the declaration of a removed node off the bus: a machine that gets its name later must not
+// find it there.
+func (e *Engine) Purge(ctx context.Context, n subject.Node) error {
+	stream, err := e.js.Stream(ctx, string(subject.Declarations))
+	if err == nil {
+		err = stream.Purge(ctx, jetstream.WithPurgeSubject(subject.Declaration(n)))
+	}
+	if err != nil {
+		return fmt.Errorf("take the declaration of %s off the bus: %w", n, err)
+	}
+	return nil
+}
+
 // nodeOf is the node in the subject of a declaration.
 func nodeOf(sub string) (subject.Node, bool) {
 	tokens := strings.Split(sub, ".")

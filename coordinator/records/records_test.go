@@ -240,7 +240,7 @@ func TestOperators(t *testing.T) {
 	}
 	m.refused(m.store.RevokeOperator(ctx, by, "anna"), "last admin")
 	m.refused(add("anna", userKey(), records.RoleRead), "taken")
-	m.refused(add("bert", userKey(), "king"), "no such role", "read, operate, admin")
+	m.refused(add("bert", userKey(), "king"), "no such role", "viewer, operator, admin")
 	m.refused(add("b.ert", userKey(), records.RoleRead), "dot")
 	m.refused(add("bert", "SUnope", records.RoleRead), "no public NKEY")
 	key := userKey()

@@ -316,6 +316,9 @@ func (s *Server) removeNode(ctx context.Context, who string, ask controller.Node
 	}
 	s.cfg.Push.Gone(ask.Node)
 	s.cfg.Hear.Forget(ask.Node)
+	if err := s.cfg.Push.Purge(ctx, ask.Node); err != nil {
+		s.cfg.Log.Error("a removed node's declaration is on the bus until the next start", "node", ask.Node, "err", err)
+	}
 	return controller.Done{Changed: true}, s.inForce(ctx)
 }
 

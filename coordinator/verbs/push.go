@@ -43,6 +43,12 @@ func (s *Server) plan(ctx context.Context, _ string, ask controller.PlanAsk) (co
 				continue
 			}
 		}
+		if len(out.Nodes) == controller.MaxPlanned {
+			if len(n.Changes) > 0 || n.Unsent || n.Refused != nil {
+				out.More++
+			}
+			continue
+		}
 		out.Nodes = append(out.Nodes, n)
 	}
 	return out, nil

@@ -301,7 +301,12 @@ type PlanAsk struct {
 type PlanAnswer struct {
 	Nodes     []NodePlan `json:"nodes"`
 	Unchanged int        `json:"unchanged"`
+	// More counts nodes that would change and are not listed: an answer has to fit one message.
+	More int `json:"more,omitempty"`
 }
+
+// MaxPlanned is how many nodes a plan lists.
+const MaxPlanned = 1000
 
 // NodePlan is what would change on one node.
 type NodePlan struct {
