@@ -3,6 +3,7 @@ package agent
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 
 	"mesh/agent/filter"
 	"mesh/shared/declaration"
@@ -16,9 +17,13 @@ const lastProblems = 5
 const freeDiskGrain = 1 << 30
 
 // newsKey is equal for reports of which the second is no news (NOD-7): times, counters and small
-// changes of free disk are left out.
+// changes of free disk are left out. A module that is restarted over and over is news once.
 func newsKey(r report.Report) (string, error) {
 	r.Number, r.At, r.Apply.TookMS = 0, 0, 0
+	r.Modules = slices.Clone(r.Modules)
+	for i := range r.Modules {
+		r.Modules[i].Restarts = 0
+	}
 	r.FreeDisk /= freeDiskGrain
 	if r.Filter != nil {
 		f := *r.Filter

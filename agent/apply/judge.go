@@ -224,7 +224,7 @@ func unwell(u *resource.Unit, have plan.Unit) string {
 	case have.Active == "failed":
 		return fmt.Sprintf("it failed (%s, status %d)", have.Result, have.Status)
 	case have.Sub == "auto-restart":
-		return fmt.Sprintf("it ended (%s, status %d) and is about to be started again, restart %d", have.Result, have.Status, have.Restarts+1)
+		return fmt.Sprintf("it ended (%s, status %d) and is about to be started again", have.Result, have.Status)
 	case have.Running() || u.Ends:
 		return ""
 	case have.Active == "":

@@ -39,9 +39,8 @@ func begin(t *testing.T, n int) *mesh {
 		t.Fatal(err)
 	}
 	m := &mesh{&story.Story{Source: source, Bin: t.TempDir()}, t}
-	if err := story.Build(t.Context(), source, m.Bin); err != nil {
-		t.Fatal(err)
-	}
+	m.must(story.BuildPrograms(t.Context(), source, m.Bin))
+	m.must(story.BuildHello(t.Context(), source))
 	m.Bed = hosts.New(t, n)
 	m.must(m.Deliver(t.Context()))
 	t.Cleanup(func() {
@@ -313,11 +312,10 @@ func cut(m *mesh) {
 	}
 	m.Bed.Host(3).RestoreLink(m.t)
 	m.greets(3, "newest")
-	after, _ := m.shown(3)
-	if after.Declaration.Seq != before.Declaration.Seq+2 {
-		m.t.Errorf("seq %d after, %d before", after.Declaration.Seq, before.Declaration.Seq)
-	}
-	m.well(3)
+	m.waitFor("the newest declaration to be applied", later, func() (bool, any) {
+		doc, exit := m.shown(3)
+		return exit == 0 && doc.Declaration.Seq == before.Declaration.Seq+2, fmt.Sprintf("%+v", doc)
+	})
 }
 
 func killedCoordinator(m *mesh) {

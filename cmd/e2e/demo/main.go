@@ -140,7 +140,7 @@ func up(ctx context.Context) error {
 }
 
 func prepare(ctx context.Context, t *teller, s *story.Story, log *slog.Logger) error {
-	if err := t.step("the sample module is built", func() error { return story.Build(ctx, s.Source, s.Bin) }); err != nil {
+	if err := t.step("the sample module is built", func() error { return story.BuildHello(ctx, s.Source) }); err != nil {
 		return err
 	}
 	if err := t.step("a Debian image is there (the first time it is made)", func() error {

@@ -42,13 +42,18 @@ type Story struct {
 	Source, Bin string
 }
 
-// Build builds the programs and the sample module from the source tree into bin.
-func Build(ctx context.Context, source, bin string) error {
+// BuildPrograms builds the three programs from the source tree into bin.
+func BuildPrograms(ctx context.Context, source, bin string) error {
 	for _, p := range Programs {
 		if err := build(ctx, source, filepath.Join(bin, p), "./cmd/"+p); err != nil {
 			return err
 		}
 	}
+	return nil
+}
+
+// BuildHello builds the sample module where its manifest looks for it.
+func BuildHello(ctx context.Context, source string) error {
 	return build(ctx, source, filepath.Join(source, "docs/examples/hello/dist/bin/hello"), "./docs/examples/hello")
 }
 
