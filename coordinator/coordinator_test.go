@@ -62,6 +62,7 @@ func module(t *testing.T, content string) string {
 }
 
 func TestFromInvitationToARunningModule(t *testing.T) {
+	t.Parallel()
 	m := startMesh(t)
 	c := m.client(t, m.operator)
 	db1, db2 := newMachine(t, "db1"), newMachine(t, "db2")
@@ -132,6 +133,7 @@ func TestFromInvitationToARunningModule(t *testing.T) {
 }
 
 func TestASlowAndARefusingNodeBlockNoOther(t *testing.T) {
+	t.Parallel()
 	m := startMesh(t)
 	c := m.client(t, m.operator)
 	good, slow, no := newMachine(t, "good"), newMachine(t, "slow"), newMachine(t, "no")
@@ -168,6 +170,7 @@ func TestASlowAndARefusingNodeBlockNoOther(t *testing.T) {
 }
 
 func TestEnrolmentRefusals(t *testing.T) {
+	t.Parallel()
 	m := startMesh(t)
 	c := m.client(t, m.operator)
 	first := newMachine(t, "db1")
@@ -229,6 +232,7 @@ func TestEnrolmentRefusals(t *testing.T) {
 }
 
 func TestRolesHoldOnTheBus(t *testing.T) {
+	t.Parallel()
 	m := startMesh(t)
 	c := m.client(t, m.operator)
 	f, err := c.Issue(t.Context(), "vi", controller.Viewer, "")
@@ -258,6 +262,7 @@ func TestRolesHoldOnTheBus(t *testing.T) {
 }
 
 func TestArgumentsAreRefusedByField(t *testing.T) {
+	t.Parallel()
 	m := startMesh(t)
 	c := m.client(t, m.operator)
 	for _, tt := range []struct {
@@ -290,6 +295,7 @@ func TestArgumentsAreRefusedByField(t *testing.T) {
 }
 
 func TestARemovedNodeIsCutOffAndItsNameFree(t *testing.T) {
+	t.Parallel()
 	m := startMesh(t)
 	c := m.client(t, m.operator)
 	x := newMachine(t, "db1")
@@ -313,6 +319,7 @@ func TestARemovedNodeIsCutOffAndItsNameFree(t *testing.T) {
 }
 
 func TestNobodyHoldsTheSeat(t *testing.T) {
+	t.Parallel()
 	b := testbus.Start(t, testbus.Operator("ada", controller.Status))
 	began := clock.Real().Now()
 	c, err := client.Connect(t.Context(), credential.File{Format: 1, Mesh: "m", Kind: credential.KindOperator, Name: "ada", Seed: b.Seed("operator-ada"), Bus: b.Where()},
@@ -331,6 +338,7 @@ func TestNobodyHoldsTheSeat(t *testing.T) {
 }
 
 func TestASecondCoordinatorOnOneFolderIsRefused(t *testing.T) {
+	t.Parallel()
 	m := startMesh(t)
 	err := coordinator.New(coordinator.Config{Dir: m.dir, Listen: "127.0.0.1:0", Clock: clock.Real(), Rand: rand.Reader}).Run(t.Context())
 	if refusal.Of(err) == nil || !strings.Contains(err.Error(), "another coordinator") {
@@ -343,6 +351,7 @@ func TestASecondCoordinatorOnOneFolderIsRefused(t *testing.T) {
 }
 
 func TestSystemdIsTold(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t)
 	socket := filepath.Join(t.TempDir(), "notify")
 	l, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})

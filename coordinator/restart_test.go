@@ -106,6 +106,7 @@ func (m *mesh) people(t *testing.T, n int) map[subject.Node]credential.Seed {
 }
 
 func TestAKillDuringAPushLosesNothing(t *testing.T) {
+	t.Parallel()
 	m := newMesh(t)
 	seeds := m.people(t, 150)
 	kill := m.process(t)
@@ -143,6 +144,7 @@ func TestAKillDuringAPushLosesNothing(t *testing.T) {
 }
 
 func TestAReportDuringARestartIsNotLost(t *testing.T) {
+	t.Parallel()
 	m := startMesh(t)
 	c := m.client(t, m.operator)
 	x := newMachine(t, "db1")

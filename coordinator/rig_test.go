@@ -297,7 +297,7 @@ func (m *machine) report(t *testing.T, apply report.Apply, d *declaration.Declar
 	defer cancel()
 	for { // like the outbox: until it is acknowledged
 		err := m.conn.Publish(ctx, subject.Report(subject.Node(m.name)), b, fmt.Sprintf("%s-%d", m.id, m.number))
-		if err == nil {
+		if err == nil || m.conn.NATS().IsClosed() {
 			return
 		}
 		select {
