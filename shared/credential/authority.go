@@ -68,6 +68,9 @@ func ParseAuthority(certPEM, keyPEM string) (*Authority, error) {
 	if err != nil {
 		return nil, fmt.Errorf("parse the CA key: %w", err)
 	}
+	if public, ok := cert.PublicKey.(*ecdsa.PublicKey); !ok || !public.Equal(&key.PublicKey) {
+		return nil, errors.New("the CA's key is not that of its certificate")
+	}
 	return &Authority{cert, key}, nil
 }
 
@@ -147,7 +150,12 @@ func verifyPinned(cs tls.ConnectionState, pin string, now time.Time) error {
 				now = c.NotBefore
 			}
 		}
-		if _, err := leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: ServerName, CurrentTime: now}); err != nil {
+		_, err := leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: ServerName, CurrentTime: now})
+		var unknown x509.UnknownAuthorityError
+		if errors.As(err, &unknown) {
+			return fmt.Errorf("%w: it shows that authority, which did not sign its certificate", ErrImpostor)
+		}
+		if err != nil {
 			return fmt.Errorf("the bus's certificate: %w", err)
 		}
 		return nil

@@ -74,6 +74,12 @@ func (s Seed) Sign(nonce []byte) ([]byte, error) {
 	return kp.Sign(nonce)
 }
 
+// ofUser reports whether s is the seed of a bus user: the bus lets no other kind in.
+func (s Seed) ofUser() bool {
+	key, err := s.Public()
+	return err == nil && CheckUserKey(key) == nil
+}
+
 func (s Seed) pair() (nkeys.KeyPair, error) {
 	if strings.HasPrefix(string(s), "SX") {
 		return nkeys.FromCurveSeed([]byte(s))
@@ -135,11 +141,12 @@ func (s *Signer) Sign(purpose string, text []byte) string {
 	return base64.RawURLEncoding.EncodeToString(ed25519.Sign(s.key, purposed(purpose, text)))
 }
 
-// Verify reports whether signature is v's over text for purpose.
+// Verify reports whether signature is v's over text for purpose. A signature has one spelling, where
+// base64 would take several.
 func (v Verifier) Verify(purpose string, text []byte, signature string) bool {
 	key, err := base64.RawURLEncoding.DecodeString(string(v))
 	sig, errSig := base64.RawURLEncoding.DecodeString(signature)
-	return err == nil && errSig == nil && len(key) == ed25519.PublicKeySize && ed25519.Verify(key, purposed(purpose, text), sig)
+	return err == nil && errSig == nil && base64.RawURLEncoding.EncodeToString(sig) == signature && len(key) == ed25519.PublicKeySize && ed25519.Verify(key, purposed(purpose, text), sig)
 }
 
 func purposed(purpose string, text []byte) []byte {
@@ -236,8 +243,8 @@ func (f File) Check() error {
 	if err := subject.Check(f.Kind, f.Name); err != nil {
 		return err
 	}
-	if _, err := f.Seed.Public(); err != nil {
-		return refusal.New("the credential of "+f.Name, "its seed is no NKEY", "ask for a new credential")
+	if !f.Seed.ofUser() {
+		return refusal.New("the credential of "+f.Name, "its seed is no NKEY of a bus user", "ask for a new credential")
 	}
 	return f.Bus.Check()
 }
@@ -340,8 +347,8 @@ func ParseInvitation(line string) (Invitation, error) {
 	if err := subject.Check("invitation", i.ID); err != nil {
 		return Invitation{}, err
 	}
-	if _, err := i.Seed.Public(); err != nil {
-		return Invitation{}, refusal.New("the invitation", "its key is no NKEY", do)
+	if !i.Seed.ofUser() {
+		return Invitation{}, refusal.New("the invitation", "its key is no NKEY of a bus user", do)
 	}
 	return i, i.Bus.Check()
 }

@@ -185,3 +185,68 @@ func FuzzFile(f *testing.F) {
 		}
 	})
 }
+
+func TestASignatureHasOneSpelling(t *testing.T) {
+	s, err := credential.NewSigner(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := []byte("text")
+	sig := s.Sign("p", text)
+	const alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+	for _, last := range alphabet {
+		other := sig[:len(sig)-1] + string(last)
+		if other != sig && s.Verifier().Verify("p", text, other) {
+			t.Errorf("%q is taken besides %q", other, sig)
+		}
+	}
+	for _, other := range []string{sig + "=", sig + "\n", " " + sig, sig[:4] + "\n" + sig[4:]} {
+		if s.Verifier().Verify("p", text, other) {
+			t.Errorf("%q is taken besides %q", other, sig)
+		}
+	}
+}
+
+func TestOnlyABusUsersSeedIsACredential(t *testing.T) {
+	curve, err := credential.NewCurve(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := credential.File{Format: 1, Mesh: "m", Kind: credential.KindNode, Name: "db1", Seed: curve,
+		Bus: credential.Bus{Addresses: []string{"192.0.2.1:4222"}, Pin: strings.Repeat("ab", 32)}}
+	if err := f.Check(); err == nil || !strings.Contains(err.Error(), "of a bus user") {
+		t.Errorf("a curve key as credential: %v", err)
+	}
+	i := invitation(t)
+	i.Seed = curve
+	line, err := i.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := credential.ParseInvitation(line); err == nil || !strings.Contains(err.Error(), "of a bus user") {
+		t.Errorf("a curve key in an invitation: %v", err)
+	}
+}
+
+func FuzzOpenSealed(f *testing.F) {
+	curve, err := credential.NewCurve(rand.Reader)
+	if err != nil {
+		f.Fatal(err)
+	}
+	public, err := curve.Public()
+	if err != nil {
+		f.Fatal(err)
+	}
+	s, err := credential.Seal(rand.Reader, public, "n", "m", "k", "v")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(string(s))
+	f.Add(public + ".")
+	f.Add(public + ".eGt2MQ")
+	f.Fuzz(func(t *testing.T, text string) {
+		if v, err := credential.Sealed(text).Open(curve, "n", "m", "k"); err == nil && v != "v" {
+			t.Errorf("%q opened as %q", text, v)
+		}
+	})
+}

@@ -172,6 +172,9 @@ func AppendContent(dst []byte, c *Content) ([]byte, error) {
 		if i > 0 {
 			dst = append(dst, ',')
 		}
+		if len(c.Modules[i].Manifest) == 0 {
+			return nil, fmt.Errorf("encode declaration: module %s has no manifest", c.Modules[i].Name)
+		}
 		dst = appendModule(dst, &c.Modules[i])
 	}
 	return append(dst, `]}`...), nil
@@ -278,11 +281,12 @@ func (s Signed) Open(v credential.Verifier, mesh string, node subject.Node) (*De
 		return nil, refusal.Newf("a declaration", push, "it has %d bytes, the bound is %d", len(s), MaxSize)
 	}
 	line, body, ok := bytes.Cut(s, []byte{'\n'})
-	fields := strings.Fields(string(line))
+	fields := strings.Split(string(line), " ")
 	if !ok || len(fields) != 3 || fields[0] != purpose {
 		return nil, fmt.Errorf("%w: %w", refusal.New("a declaration", "it is not a signed declaration of a format this agent reads ("+purpose+")", push), ErrSignature)
 	}
-	if !v.Verify(purpose, body, fields[2]) {
+	// The line has one spelling only: Digest tells one declaration from another.
+	if fields[1] != string(v) || !v.Verify(purpose, body, fields[2]) {
 		return nil, fmt.Errorf("%w: %w", refusal.New("a declaration", "its signature is not by the key this machine pinned when it was enrolled", push), ErrSignature)
 	}
 	var d Declaration

@@ -129,6 +129,8 @@ func TestRefusals(t *testing.T) {
 		{"no signature", declaration.Signed(`{"format":1}`), "m", "not a signed declaration", declaration.ErrSignature},
 		{"empty", nil, "m", "not a signed declaration", declaration.ErrSignature},
 		{"another mesh", good, "other", "for db1 of mesh m", nil},
+		{"another spelling of the line", declaration.Signed(strings.Replace(string(good), " ", "  ", 1)), "m", "not a signed declaration", declaration.ErrSignature},
+		{"another signer's name", renamed(good, stranger), "m", "signature is not by the key", declaration.ErrSignature},
 		{"an unknown field", resign(`{"colour":3,"format":1`), "m", "colour: unknown field", strict.ErrUnknownField},
 		{"a newer format", resign(`{"format":2`), "m", "format: is 2", strict.ErrUnknownField},
 	} {
@@ -146,6 +148,19 @@ func TestRefusals(t *testing.T) {
 	}
 	if _, err := good.Open(s.Verifier(), "m", "db2"); err == nil || !strings.Contains(err.Error(), "for db1") {
 		t.Errorf("another node's declaration: %v", err)
+	}
+}
+
+// renamed gives in the signer that other names.
+func renamed(in, other declaration.Signed) declaration.Signed {
+	return declaration.Signed(strings.Replace(string(in), strings.Fields(string(in))[1], strings.Fields(string(other))[1], 1))
+}
+
+func TestAModuleWithoutAManifestIsNotEncoded(t *testing.T) {
+	c := content()
+	c.Modules[0].Manifest = nil
+	if b, err := declaration.AppendContent(nil, c); err == nil {
+		t.Errorf("got %s", b)
 	}
 }
 

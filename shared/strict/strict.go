@@ -13,6 +13,7 @@ import (
 	"reflect"
 	"strings"
 	"sync"
+	"unicode/utf8"
 )
 
 // MaxDepth bounds nesting, so that a hostile text cannot exhaust the stack.
@@ -42,6 +43,9 @@ func (e *Error) Unwrap() error { return e.Kind }
 
 // Decode reads exactly one JSON value from data into v, a pointer.
 func Decode(data []byte, v any) error {
+	if !utf8.Valid(data) {
+		return &Error{Why: "not JSON: it is no UTF-8"} // encoding/json would put other letters in its place
+	}
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.UseNumber()
 	if err := walk(dec, reflect.TypeOf(v).Elem(), nil, 0); err != nil {
@@ -183,15 +187,19 @@ func fields(t reflect.Type) map[string]reflect.Type {
 		return m.(map[string]reflect.Type)
 	}
 	m := make(map[string]reflect.Type, t.NumField())
+	for i := range t.NumField() { // before the others: a field of t itself hides one of the same name
+		if e, ok := embedded(t.Field(i)); ok {
+			for k, v := range fields(e) {
+				m[k] = v
+			}
+		}
+	}
 	for i := range t.NumField() {
 		f := t.Field(i)
 		tag, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		_, in := embedded(f)
 		switch {
-		case tag == "-" || !f.IsExported() && !f.Anonymous:
-		case f.Anonymous && tag == "" && f.Type.Kind() == reflect.Struct:
-			for k, v := range fields(f.Type) {
-				m[k] = v
-			}
+		case in || f.Tag.Get("json") == "-" || !f.IsExported():
 		case tag != "":
 			m[tag] = f.Type
 		default:
@@ -200,6 +208,16 @@ func fields(t reflect.Type) map[string]reflect.Type {
 	}
 	fieldCache.Store(t, m)
 	return m
+}
+
+// embedded is the struct whose fields encoding/json takes for those of the one f is in.
+func embedded(f reflect.StructField) (reflect.Type, bool) {
+	tag, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+	t := f.Type
+	if t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	return t, f.Anonymous && tag == "" && t.Kind() == reflect.Struct
 }
 
 func syntax(at *path, err error) error {

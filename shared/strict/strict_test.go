@@ -37,6 +37,9 @@ func TestDecode(t *testing.T) {
 		{"trailing", `{"name":"a"} {}`, "more text after"},
 		{"cut", `{"name":"a"`, "not JSON"},
 		{"empty", ``, "not JSON"},
+		{"no UTF-8", "{\"name\":\"\xff\"}", "no UTF-8"},
+		{"not the expected shape", `["name"]`, "is a JSON array"},
+		{"a fraction", `{"list":[{"port":1.5}]}`, "number 1.5"},
 		{"too deep", `{"raw":` + strings.Repeat("[", 80) + strings.Repeat("]", 80) + `}`, "nested deeper"},
 	} {
 		var v outer
@@ -48,6 +51,36 @@ func TestDecode(t *testing.T) {
 	var v outer
 	if err := strict.Decode([]byte(`{"x":1}`), &v); !errors.Is(err, strict.ErrUnknownField) {
 		t.Errorf("an unknown field is not ErrUnknownField: %v", err)
+	}
+}
+
+type Base struct {
+	ID   int   `json:"id"`
+	Name inner `json:"name"`
+}
+
+type Far struct {
+	City string `json:"city"`
+}
+
+type derived struct {
+	Base
+	*Far
+	Name   string `json:"name"` // hides Base's
+	Hidden string `json:"-"`
+	Dash   string `json:"-,"`
+	secret string
+}
+
+func TestEmbeddedFieldsAreThoseOfEncodingJSON(t *testing.T) {
+	var v derived
+	if err := strict.Decode([]byte(`{"id":1,"name":"a","city":"b","-":"c"}`), &v); err != nil || v.ID != 1 || v.Name != "a" || v.Far == nil || v.City != "b" || v.Dash != "c" || v.secret != "" {
+		t.Errorf("got %+v, %v", v, err)
+	}
+	for _, in := range []string{`{"Base":{}}`, `{"Far":{}}`, `{"Hidden":"x"}`, `{"secret":"x"}`, `{"name":{"kind":1}}`} {
+		if err := strict.Decode([]byte(in), &v); err == nil {
+			t.Errorf("%s was taken", in)
+		}
 	}
 }
 
