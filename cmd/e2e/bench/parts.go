@@ -1,0 +1,30 @@
+package main
+
+import "context"
+
+// table is the rows there are, in the order they run.
+func table() []row {
+	return []row{
+		{[]int{1, 2, 3}, pushRows},
+		{[]int{5}, passRows},
+		{[]int{7, 8, 9}, composeRows},
+		{[]int{12}, stormRows},
+		{[]int{13}, joinRows},
+		{[]int{14}, memoryRows},
+	}
+}
+
+// parts are the words under which this program is a child.
+func parts() map[string]func(context.Context) error {
+	return map[string]func(context.Context) error{
+		"mesh-core":        corePart,
+		"mesh-coordinator": coordinatorPart,
+		"mesh-agents":      agentsPart,
+		"mesh-links":       linksPart,
+		"mesh-pass":        passPart,
+		"floor-core":       floorCorePart,
+		"floor-pass":       floorPassPart,
+		"floor-bus":        floorBusPart,
+		"floor-agents":     floorAgentsPart,
+	}
+}
