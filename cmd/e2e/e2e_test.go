@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -417,30 +416,55 @@ func leaving(m *mesh) {
 	m.well(3)
 }
 
-// TestKilledAtEachStep kills the agent at every fail point while it applies a change; systemd starts it
-// again, and the machine ends as declared (APP-5).
+// TestKilledAtEachStep kills the agent at every fail point there is, once each, while modules come and
+// go and repairs are made; systemd starts it again each time, and the machine ends as declared (APP-5).
 func TestKilledAtEachStep(t *testing.T) {
 	m := begin(t, 2)
 	m.found()
-	const file = "/run/mesh-failpoint"
-	dropIn := filepath.Join(t.TempDir(), "failpoint.conf")
-	m.must(os.WriteFile(dropIn, []byte("[Service]\nEnvironment=MESH_FAILPOINT_FILE="+file+"\nRestartSec=100ms\n"), 0o644))
-	m.Bed.Host(2).Copy(t, dropIn, "/etc/systemd/system/mesh-agent.service.d/failpoint.conf", 0o644)
+	const file = "/run/mesh-failpoints"
+	h := m.Bed.Host(2)
+	h.WriteFile(t, "/etc/systemd/system/mesh-agent.service.d/failpoints.conf",
+		"[Service]\nEnvironment=MESH_FAILPOINT_FILE="+file+"\nRestartSec=100ms\n", 0o644)
+	h.WriteFile(t, file, strings.Join(apply.FailPoints, "\n"), 0o600)
 	m.on(2, "systemctl", "daemon-reload")
 	m.on(2, "systemctl", "restart", "mesh-agent.service")
-	m.well(2)
-	for n, name := range apply.FailPoints {
-		t.Run(name, func(t *testing.T) {
-			m := &mesh{m.Story, t}
-			m.Bed.Host(2).WriteFile(t, file, name, 0o644)
-			text := fmt.Sprintf("greeting %d", n)
-			m.coordinator("assign", "host2", "hello", "--set", "greeting="+text)
-			m.coordinator("push", "host2", "--wait", "0", "--why", name)
-			m.greets(2, text)
-			m.well(2)
-			if out, err := m.Bed.Host(2).RunErr(t.Context(), "sh", "-c", "rm -f "+file+"; find /etc /var/lib/mesh-agent /var/lib/hello -name '.mesh-*' -o -name '.part-*'"); err != nil || strings.TrimSpace(out.Stdout) != "" {
-				t.Errorf("left behind: %s, %v", out.Stdout, err)
-			}
-		})
+	left := apply.FailPoints
+	for round := 1; len(left) > 0; round++ {
+		if round > 6 {
+			t.Fatalf("these fail points were never reached: %q", left)
+		}
+		m.comeAndGo(round)
+		before := len(left)
+		left = strings.Fields(strings.ReplaceAll(m.on(2, "cat", file), " ", "_"))
+		t.Logf("round %d: killed at %d steps", round, before-len(left))
+		if out, err := h.RunErr(t.Context(), "sh", "-c", "find /etc /var/lib/mesh-agent /var/lib/hello -name '.mesh-*' -o -name '.part-*' -o -name '.unpack-*'"); err != nil || strings.TrimSpace(out.Stdout) != "" {
+			t.Errorf("left behind: %s, %v", out.Stdout, err)
+		}
 	}
+}
+
+// comeAndGo has host2 lose the sample module with its user and bundle, get it back, and repair what was
+// changed by hand.
+func (m *mesh) comeAndGo(round int) {
+	m.t.Helper()
+	m.coordinator("unassign", "host2", "hello")
+	m.coordinator("push", "host2", "--wait", "0", "--why", "go")
+	m.waitFor("the module to be gone", later, func() (bool, any) {
+		doc, exit := m.shown(2)
+		out, err := m.Bed.Host(2).RunErr(m.t.Context(), "sh", "-c", "ls -d /etc/hello /etc/systemd/system/mesh-hello-*")
+		return err == nil && exit == 0 && len(doc.Modules) == 0 && out.Stdout == "", fmt.Sprintf("%+v %s", doc, out.Stdout)
+	})
+	m.on(2, "sh", "-c", "rm -rf /var/lib/mesh-agent/bundles/*; userdel hello; chown 0:0 /var/lib/hello; chmod 0700 /var/lib/hello")
+	text := fmt.Sprintf("round %d", round)
+	m.coordinator("assign", "host2", "hello", "--set", "greeting="+text)
+	m.coordinator("push", "host2", "--wait", "0", "--why", "come")
+	m.greets(2, text)
+	m.well(2)
+	text += " again"
+	m.coordinator("assign", "host2", "hello", "--set", "greeting="+text)
+	m.coordinator("push", "host2", "--wait", "0", "--why", "change")
+	m.greets(2, text)
+	m.on(2, "systemctl", "stop", "mesh-hello-web.service")
+	m.greets(2, text)
+	m.well(2)
 }

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/coreos/go-systemd/v22/daemon"
@@ -69,18 +70,20 @@ func withoutTime(groups []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-// failPoint kills the agent at the step whose name stands in file, once, for the tests of what a kill
-// leaves behind (APP-5). Without a file, which is how it is on a machine, there are no fail points.
+// failPoint kills the agent at each step whose name stands in file, once each, for the tests of what a
+// kill leaves behind (APP-5). Without a file, which is how it is on a machine, there are no fail points.
 func failPoint(file string) func(string) {
 	if file == "" {
 		return nil
 	}
 	return func(at string) {
-		name, err := os.ReadFile(file)
-		if err != nil || strings.TrimSpace(string(name)) != at {
+		b, err := os.ReadFile(file)
+		if err != nil {
 			return
 		}
-		if os.Remove(file) == nil {
+		names := strings.Split(strings.TrimSpace(string(b)), "\n")
+		rest := slices.DeleteFunc(slices.Clone(names), func(n string) bool { return n == at })
+		if len(rest) < len(names) && os.WriteFile(file, []byte(strings.Join(rest, "\n")), 0o600) == nil {
 			_ = unix.Kill(unix.Getpid(), unix.SIGKILL) // there is nobody left to hear of a failure
 		}
 	}
