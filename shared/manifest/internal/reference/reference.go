@@ -36,7 +36,7 @@ func docs(source []byte) (map[string]string, error) {
 			continue
 		}
 		for _, s := range gen.Specs {
-			spec := s.(*ast.TypeSpec) // what a TYPE declaration holds
+			spec := s.(*ast.TypeSpec)                          // what a TYPE declaration holds
 			first, _, _ := strings.Cut(gen.Doc.Text(), "\n\n") // the rest is for those who read the code
 			found[spec.Name.Name] = oneLine(first)
 			body, ok := spec.Type.(*ast.StructType)
