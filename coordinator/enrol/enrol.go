@@ -18,8 +18,9 @@ import (
 	"mesh/shared/verb"
 )
 
-// workers is how many machines are let in side by side.
-const workers = 32
+// workers is how many machines are let in side by side. Nearly all of that time they wait for the user
+// list, which follows once a second: too few here would make a crowd come in by many reloads.
+const workers = 256
 
 // store is the records' part this package needs.
 type store interface {

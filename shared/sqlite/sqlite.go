@@ -18,8 +18,6 @@ import (
 	"sync"
 
 	"mesh/shared/refusal"
-
-	_ "modernc.org/sqlite" // the driver "sqlite"
 )
 
 // Options say what store is opened.
@@ -75,7 +73,7 @@ func open(ctx context.Context, path string, o Options) (_ *DB, err error) {
 			err = errors.Join(err, db.Close())
 		}
 	}()
-	if db.read, err = sql.Open("sqlite", dsn(path, o, true)); err != nil {
+	if db.read, err = openPool(dsn(path, o, true)); err != nil {
 		return nil, err
 	}
 	db.read.SetMaxOpenConns(2)
@@ -83,7 +81,7 @@ func open(ctx context.Context, path string, o Options) (_ *DB, err error) {
 	if o.ReadOnly {
 		return db, db.check(ctx, o)
 	}
-	if db.pool, err = sql.Open("sqlite", dsn(path, o, false)); err != nil {
+	if db.pool, err = openPool(dsn(path, o, false)); err != nil {
 		return nil, err
 	}
 	db.pool.SetMaxOpenConns(1)
@@ -91,6 +89,14 @@ func open(ctx context.Context, path string, o Options) (_ *DB, err error) {
 		return nil, err
 	}
 	return db, db.migrate(ctx, o)
+}
+
+func openPool(dsn string) (*sql.DB, error) {
+	c, err := newConnector(dsn)
+	if err != nil {
+		return nil, err
+	}
+	return sql.OpenDB(c), nil
 }
 
 func dsn(path string, o Options, readOnly bool) string {
