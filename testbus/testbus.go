@@ -149,6 +149,19 @@ func (b *Bus) Replace(t testing.TB, label string, people ...grant.Principal) {
 	b.Add(t, people...)
 }
 
+// Edit puts the composed list in force as edit changes it: what no composition would give. The next change
+// of the list undoes it.
+func (b *Bus) Edit(t testing.TB, edit func(u *grant.User)) {
+	t.Helper()
+	l := b.list(t)
+	for i := range l.Users {
+		edit(&l.Users[i])
+	}
+	if _, err := b.Broker.Apply(l); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func (b *Bus) reload(t testing.TB) {
 	t.Helper()
 	if _, err := b.Broker.Apply(b.list(t)); err != nil {

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"strconv"
 	"strings"
 	"sync"
@@ -19,6 +20,8 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
+	"mesh/shared/clock"
+	"mesh/shared/credential"
 	"mesh/shared/declaration"
 	"mesh/shared/grant"
 )
@@ -26,10 +29,12 @@ import (
 const (
 	// MaxPayload is the largest message in bytes: a signed declaration with room to spare.
 	MaxPayload = 2 * declaration.MaxSize
-	// ready bounds the start and the stop of the server.
+	// ready bounds the start of the server, and its stop when the start failed.
 	ready = 30 * time.Second
 	// MaxConnections bounds what the bus takes on.
 	MaxConnections = 64 << 10
+	// MaxSubscriptions bounds what one connection may make the bus remember.
+	MaxSubscriptions = 4 << 10
 )
 
 // Config says how the server runs.
@@ -44,34 +49,51 @@ type Config struct {
 	// SyncEach syncs every stored message before it is acknowledged. The coordinator's records can say
 	// everything again, so the default does not (facts/performance.md §5.8).
 	SyncEach bool
+	// Clock is the real one when nil.
+	Clock clock.Clock
 }
 
 // Broker is a running server. Stop ends it.
 type Broker struct {
-	cfg Config
-	srv *server.Server
+	cfg  Config
+	srv  *server.Server
+	port int
 
 	mu     sync.Mutex // guards digest, and lets one reload run at a time
 	digest string
-	port   int
 }
 
 // Start runs a server with list and waits until it takes connections.
 func Start(ctx context.Context, cfg Config, list grant.List) (*Broker, error) {
+	b, err := start(ctx, cfg, list)
+	if err != nil {
+		return nil, fmt.Errorf("start the bus on %q: %w", cfg.Listen, err)
+	}
+	return b, nil
+}
+
+func start(ctx context.Context, cfg Config, list grant.List) (*Broker, error) {
+	if cfg.Clock == nil {
+		cfg.Clock = clock.Real()
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
 	b := &Broker{cfg: cfg}
 	opts, err := b.options(list)
 	if err != nil {
-		return nil, fmt.Errorf("start the bus: %w", err)
+		return nil, err
 	}
 	if b.srv, err = server.NewServer(opts); err != nil {
-		return nil, fmt.Errorf("start the bus: %w", err)
+		return nil, err
 	}
-	if cfg.Log != nil {
-		b.srv.SetLoggerV2(adapter{cfg.Log}, false, false, false)
-	}
+	log := newAdapter(cfg.Log, cfg.Clock)
+	b.srv.SetLoggerV2(log, false, false, false)
 	b.srv.Start()
-	if err := b.wait(ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("start the bus on %s: %w", cfg.Listen, err), b.Stop(context.WithoutCancel(ctx)))
+	if err := b.wait(ctx, log.fatal); err != nil {
+		sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ready)
+		defer cancel()
+		return nil, errors.Join(err, b.Stop(sctx))
 	}
 	if a, ok := b.srv.Addr().(*net.TCPAddr); ok {
 		b.port = a.Port
@@ -80,17 +102,26 @@ func Start(ctx context.Context, cfg Config, list grant.List) (*Broker, error) {
 	return b, nil
 }
 
-func (b *Broker) wait(ctx context.Context) error {
+// wait returns once the server takes connections, or at once what it calls fatal: it says so in its log
+// only, and would leave us waiting.
+func (b *Broker) wait(ctx context.Context, fatal <-chan string) error {
 	done := make(chan bool, 1)
 	go func() { done <- b.srv.ReadyForConnections(ready) }() // ends by its own bound
 	select {
+	case why := <-fatal:
+		return errors.New(why)
 	case ok := <-done:
+		select {
+		case why := <-fatal:
+			return errors.New(why)
+		default:
+		}
 		if !ok {
-			return errors.New("it does not take connections: is the address free and the folder writable?")
+			return fmt.Errorf("it took no connections within %v: is the folder on a slow or full disk?", ready)
 		}
 		return nil
 	case <-ctx.Done():
-		return ctx.Err()
+		return context.Cause(ctx)
 	}
 }
 
@@ -121,12 +152,16 @@ func (b *Broker) Digest() string {
 	return b.digest
 }
 
-// Address is where the server listens on loopback, "" when on no port.
+// Address is where the server can be reached from this machine, "" when it listens on no port.
 func (b *Broker) Address() string {
 	if b.port == 0 {
 		return ""
 	}
-	return net.JoinHostPort("127.0.0.1", strconv.Itoa(b.port))
+	host, _, err := net.SplitHostPort(b.cfg.Listen)
+	if a, e := netip.ParseAddr(host); err != nil || host == "" || e == nil && a.IsUnspecified() {
+		host = "127.0.0.1"
+	}
+	return net.JoinHostPort(host, strconv.Itoa(b.port))
 }
 
 // InProcess lets a client in this process connect without a socket.
@@ -135,11 +170,14 @@ func (b *Broker) InProcess() nats.InProcessConnProvider { return b.srv }
 // Connections is how many clients are connected.
 func (b *Broker) Connections() int { return b.srv.NumClients() }
 
-// Stop ends the server and waits until it has written everything.
+// Stop ends the server and waits until it has written everything, or until ctx ends.
 func (b *Broker) Stop(ctx context.Context) error {
-	b.srv.Shutdown()
 	done := make(chan struct{})
-	go func() { b.srv.WaitForShutdown(); close(done) }()
+	go func() { // ends with the server
+		b.srv.Shutdown()
+		b.srv.WaitForShutdown()
+		close(done)
+	}()
 	select {
 	case <-done:
 		return nil
@@ -155,16 +193,13 @@ func (b *Broker) options(list grant.List) (*server.Options, error) {
 	if err := opts.ProcessConfigString(accountsText()); err != nil {
 		return nil, fmt.Errorf("accounts: %w", err)
 	}
-	accounts := make(map[grant.Account]*server.Account, 2)
-	for _, a := range opts.Accounts {
-		accounts[grant.Account(a.Name)] = a
-	}
 	opts.ServerName = "mesh"
 	opts.NoSigs = true
-	opts.NoLog = b.cfg.Log == nil
+	opts.NoLog = true // it has ours
 	opts.MaxPayload = MaxPayload
 	opts.MaxPending = 64 << 20
 	opts.MaxConn = MaxConnections
+	opts.MaxSubs = MaxSubscriptions
 	opts.JetStream = true
 	opts.StoreDir = b.cfg.Store
 	opts.SyncAlways = b.cfg.SyncEach
@@ -177,17 +212,57 @@ func (b *Broker) options(list grant.List) (*server.Options, error) {
 		opts.TLSConfig = &tls.Config{Certificates: []tls.Certificate{*b.cfg.Certificate}, MinVersion: tls.VersionTLS13}
 		opts.TLSTimeout = 10
 	}
-	opts.Nkeys = make([]*server.NkeyUser, len(list.Users))
+	var err error
+	if opts.Nkeys, err = users(list, opts.Accounts); err != nil {
+		return nil, err
+	}
+	return opts, nil
+}
+
+// users are list's, checked: values pass the server's parser by, and what it would refuse there it takes
+// for rights to everything here. No user would be no password for anybody.
+func users(list grant.List, in []*server.Account) ([]*server.NkeyUser, error) {
+	if len(list.Users) == 0 {
+		return nil, grant.ErrEmpty
+	}
+	accounts := make(map[grant.Account]*server.Account, len(in))
+	for _, a := range in {
+		accounts[grant.Account(a.Name)] = a
+	}
+	seen := make(map[string]struct{}, len(list.Users))
+	out := make([]*server.NkeyUser, len(list.Users))
 	for i, u := range list.Users {
+		if _, twice := seen[u.Key]; twice {
+			return nil, fmt.Errorf("the key of %s is on the list twice", u.Principal)
+		}
+		seen[u.Key] = struct{}{}
+		if err := credential.CheckUserKey(u.Key); err != nil {
+			return nil, fmt.Errorf("%s: %w", u.Principal, err)
+		}
+		account := accounts[u.Account]
+		if account == nil {
+			return nil, fmt.Errorf("%s is in the account %q, which the bus does not have", u.Principal, u.Account)
+		}
 		if len(u.Publish) == 0 || len(u.Subscribe) == 0 {
 			return nil, fmt.Errorf("the rights of %s are an empty list, which the server takes for everything", u.Principal)
 		}
-		opts.Nkeys[i] = &server.NkeyUser{Nkey: u.Key, Account: accounts[u.Account], Permissions: &server.Permissions{
+		for _, s := range u.Publish {
+			if !server.IsValidSubject(s) {
+				return nil, fmt.Errorf("%s may publish %q, which is no subject", u.Principal, s)
+			}
+		}
+		for _, s := range u.Subscribe {
+			sub, queue, _ := strings.Cut(s, " ")
+			if !server.IsValidSubject(sub) || strings.Contains(queue, " ") {
+				return nil, fmt.Errorf("%s may subscribe %q, which is no subject", u.Principal, s)
+			}
+		}
+		out[i] = &server.NkeyUser{Nkey: u.Key, Account: account, Permissions: &server.Permissions{
 			Publish:   &server.SubjectPermission{Allow: u.Publish},
 			Subscribe: &server.SubjectPermission{Allow: u.Subscribe},
 		}}
 	}
-	return opts, nil
+	return out, nil
 }
 
 func (b *Broker) listen(opts *server.Options) error {
@@ -231,13 +306,3 @@ func accountsText() string {
 	return fmt.Sprintf("accounts {\n%s { jetstream: enabled, exports: [\n%s] }\n%s { imports: [\n%s] }\n}\n",
 		grant.Core, exports.String(), grant.Fleet, imports.String())
 }
-
-// adapter gives the server's words to slog. What it calls fatal is the caller's to judge.
-type adapter struct{ log *slog.Logger }
-
-func (a adapter) Noticef(f string, v ...any) { a.log.Debug("bus", "says", fmt.Sprintf(f, v...)) }
-func (a adapter) Warnf(f string, v ...any)   { a.log.Warn("bus", "says", fmt.Sprintf(f, v...)) }
-func (a adapter) Fatalf(f string, v ...any)  { a.log.Error("bus", "says", fmt.Sprintf(f, v...)) }
-func (a adapter) Errorf(f string, v ...any)  { a.log.Warn("bus", "says", fmt.Sprintf(f, v...)) }
-func (a adapter) Debugf(f string, v ...any)  {}
-func (a adapter) Tracef(f string, v ...any)  {}

@@ -66,7 +66,9 @@ type Conn struct {
 	principal string
 	log       *slog.Logger
 
-	clk clock.Clock
+	clk   clock.Clock
+	once  bool
+	bound time.Duration // PublishBound
 
 	// turn is held while the functions of OnState are called, so that each hears the changes in their
 	// order. It is taken before mu.
@@ -81,8 +83,9 @@ type Conn struct {
 	up      bool
 	told    bool // setUp was called
 	lastErr error
-	heard   error               // the last refusal asyncError was given
-	deaf    error               // why no answer can reach this connection, until the next one
+	heard   error // the last refusal asyncError was given
+	deaf    error // why no answer can reach this connection, until the next one
+	deafAt  time.Time
 	said    map[string]struct{} // what asyncError logged since the last connect, saidMax at most
 }
 
@@ -106,7 +109,7 @@ func Connect(_ context.Context, o Options) (*Conn, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.NewTextHandler(io.Discard, nil))
 	}
-	c := &Conn{principal: o.Principal, log: o.Log, clk: o.Clock, since: o.Clock.Now(),
+	c := &Conn{principal: o.Principal, log: o.Log, clk: o.Clock, once: o.Once, bound: PublishBound, since: o.Clock.Now(),
 		waiters: map[string]map[*waiter]struct{}{}, follows: map[*nats.Subscription]*follow{}, onState: map[int]func(bool){}, said: map[string]struct{}{}}
 	opts, err := c.options(o)
 	if err != nil {
@@ -359,6 +362,7 @@ func (c *Conn) refusedSubscription(sub, queue string, reload bool) (heard bool) 
 	}
 	if inbox := subject.Inbox(c.principal) + "."; strings.HasPrefix(sub, inbox) {
 		c.deaf = fmt.Errorf("%w: %w", ErrRefused, refusal.New("answers for this credential", "the bus lets its key hear no "+inbox+">: the credential names another principal than its key belongs to", "ask for a new credential"))
+		c.deafAt = c.clk.Now()
 		heard = c.cancelWaiters("", c.deaf) > 0 || heard
 	}
 	return heard
@@ -381,6 +385,7 @@ func (c *Conn) Ask(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
 	defer cancel(nil)
 	leave, err := c.await(m.Subject, cancel)
 	if err != nil {
+		c.mend()
 		return nil, fmt.Errorf("ask %s: %w", m.Subject, err)
 	}
 	defer leave()
@@ -411,6 +416,24 @@ func (c *Conn) await(sub string, cancel context.CancelCauseFunc) (leave func(), 
 			delete(c.waiters, sub)
 		}
 	}, nil
+}
+
+// mend makes a new connection for one that is deaf: the list may have changed since, which the client
+// does not notice.
+func (c *Conn) mend() {
+	c.mu.Lock()
+	now := c.clk.Now()
+	due := c.deaf != nil && !c.once && now.Sub(c.deafAt) >= followPause
+	if due {
+		c.deafAt = now
+	}
+	c.mu.Unlock()
+	if due {
+		c.log.Info("bus: connecting again to hear answers")
+		if err := c.nc.ForceReconnect(); err != nil {
+			c.log.Debug("bus: connecting again", "err", err)
+		}
+	}
 }
 
 // why is the reason behind err: that of ctx when it has one, ErrAway when the connection is gone.

@@ -18,7 +18,15 @@ const leaveBound = time.Second
 
 // follow is a subscription that outlives refusals and reconnects.
 type follow struct {
-	look chan struct{} // capacity 1: one look pending is enough
+	sub, queue string
+	h          nats.MsgHandler
+	// drain hands over what has come already when the subscription ends.
+	drain bool
+	look  chan struct{} // capacity 1: one look pending is enough
+
+	// Guarded by Conn.mu; both are of the subscription in place.
+	denied bool // the bus refused it
+	behind bool // it waits until asyncError has heard what the client has
 }
 
 func (f *follow) kick() {
@@ -28,21 +36,39 @@ func (f *follow) kick() {
 	}
 }
 
+func (c *Conn) kickAll() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, f := range c.follows {
+		f.kick()
+	}
+}
+
 // Handler takes one message; it runs on the subscription's own goroutine.
 type Handler func(*nats.Msg)
 
 // Follow subscribes sub (in queue, unless it is empty) and keeps it subscribed until ctx ends. A
 // subscription the bus refuses is retried until it holds, said once, and once when it holds (BUS-9).
 // subscribed, when not nil, is called each time it is in place, also after a reconnect: what was said
-// meanwhile is the caller's to fetch.
+// meanwhile is the caller's to fetch. No handler runs any more when Follow returns, unless one takes
+// longer than a second. A connection that was closed ends it with ErrAway.
 func (c *Conn) Follow(ctx context.Context, sub, queue string, h Handler, subscribed func()) error {
-	f := &follow{look: make(chan struct{}, 1)}
+	return c.keep(ctx, &follow{sub: sub, queue: queue, h: nats.MsgHandler(h), look: make(chan struct{}, 1)}, subscribed)
+}
+
+// Answer is Follow for asks: when ctx ends it takes no new ones, and hands over those that have come, so
+// that none is left without an answer. h must not block.
+func (c *Conn) Answer(ctx context.Context, sub, queue string, h Handler, subscribed func()) error {
+	return c.keep(ctx, &follow{sub: sub, queue: queue, h: nats.MsgHandler(h), drain: true, look: make(chan struct{}, 1)}, subscribed)
+}
+
+func (c *Conn) keep(ctx context.Context, f *follow, subscribed func()) error {
 	defer c.OnUp(f.kick)()
 	said := false
 	for tries := 1; ; tries++ {
-		refused, err := c.hold(ctx, f, sub, queue, h, func() {
+		refused, err := c.hold(ctx, f, func() {
 			if said {
-				c.log.Info("bus granted the subscription", "subject", sub)
+				c.log.Info("bus granted the subscription", "subject", f.sub)
 				said = false
 			}
 			tries = 0
@@ -54,7 +80,7 @@ func (c *Conn) Follow(ctx context.Context, sub, queue string, h Handler, subscri
 			return err
 		}
 		if !said {
-			c.log.Warn("bus refused a subscription, trying again until it holds", "subject", sub)
+			c.log.Warn("bus refused a subscription, trying again until it holds", "subject", f.sub)
 			said = true
 		}
 		select {
@@ -66,29 +92,26 @@ func (c *Conn) Follow(ctx context.Context, sub, queue string, h Handler, subscri
 }
 
 // hold keeps one subscription until ctx ends or the bus refuses it.
-func (c *Conn) hold(ctx context.Context, f *follow, sub, queue string, h Handler, inPlace func()) (refused bool, err error) {
-	before := c.nc.LastError()
-	s, err := c.nc.QueueSubscribe(sub, queue, nats.MsgHandler(h))
+func (c *Conn) hold(ctx context.Context, f *follow, inPlace func()) (refused bool, err error) {
+	done := make(chan struct{})
+	s, err := c.nc.QueueSubscribe(f.sub, f.queue, f.h)
 	if err != nil {
 		if ctx.Err() != nil {
 			return false, nil
 		}
-		return false, fmt.Errorf("follow %s: %w", sub, err)
+		return false, fmt.Errorf("follow %s: %w", f.sub, away(err))
 	}
+	s.SetClosedHandler(func(string) { close(done) })
 	c.mu.Lock()
+	f.denied, f.behind = false, false
 	c.follows[s] = f
 	c.mu.Unlock()
 	defer func() {
 		c.mu.Lock()
 		delete(c.follows, s)
-		delete(c.denied, s)
 		c.mu.Unlock()
-		if e := s.Unsubscribe(); e != nil && !errors.Is(e, nats.ErrBadSubscription) && !errors.Is(e, nats.ErrConnectionClosed) && err == nil {
+		if e := c.leave(ctx, f, s, done); err == nil {
 			err = e
-		}
-		// The bus knows before Follow returns: who asks now hears "nobody" at once. Away, it knows already.
-		if e := c.nc.FlushTimeout(leaveBound); e != nil && c.nc.IsConnected() {
-			c.log.Debug("bus: leaving a subscription", "subject", sub, "err", e)
 		}
 	}()
 	f.kick()
@@ -98,43 +121,54 @@ func (c *Conn) hold(ctx context.Context, f *follow, sub, queue string, h Handler
 			return false, nil
 		case <-f.look:
 		}
-		if !c.nc.IsConnected() {
+		switch {
+		case c.nc.IsClosed() && ctx.Err() == nil:
+			return false, fmt.Errorf("follow %s: %w: the connection was closed", f.sub, ErrAway)
+		case !c.nc.IsConnected():
 			continue // the reconnect kicks
 		}
 		// The bus sends a refusal before it answers a later ping.
 		fctx, cancel := context.WithTimeout(ctx, PublishBound)
 		err := c.nc.FlushWithContext(fctx)
 		cancel()
-		if c.isDenied(s, before) {
+		switch denied, known := c.standing(f); {
+		case denied:
 			return true, nil
-		}
-		if err == nil {
+		case err == nil && known:
 			inPlace()
 		}
 	}
 }
 
-// isDenied looks at the client's last error too: the callback that fills denied runs a moment later.
-func (c *Conn) isDenied(s *nats.Subscription, before error) bool {
-	c.mu.Lock()
-	denied := c.denied[s]
-	c.mu.Unlock()
-	if last := c.nc.LastError(); last != nil && last != before {
-		m := deniedSubscribe.FindStringSubmatch(last.Error())
-		denied = denied || m != nil && m[1] == s.Subject
-	}
-	return denied
-}
-
-// refusedSubscription notes the refusal; after a narrowing reload the client still takes the
-// subscription for valid, so this word is its end.
-func (c *Conn) refusedSubscription(s *nats.Subscription, sub string) {
+// standing says whether the bus refused f's subscription, and whether that is known: the client tells
+// asyncError of a refusal a moment after it has it, and that one kicks f then.
+func (c *Conn) standing(f *follow) (denied, known bool) {
+	last := c.nc.LastError()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for other, f := range c.follows {
-		if other == s || s == nil && other.Subject == sub {
-			c.denied[other] = true
-			f.kick()
-		}
+	f.behind = !f.denied && last != nil && last != c.heard && errors.Is(last, nats.ErrPermissionViolation)
+	return f.denied, !f.behind
+}
+
+// leave ends the subscription. The bus knows before Follow returns: who asks now hears "nobody" at once.
+// Away, it knows already.
+func (c *Conn) leave(ctx context.Context, f *follow, s *nats.Subscription, done <-chan struct{}) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveBound)
+	defer cancel()
+	end := s.Unsubscribe
+	if f.drain && c.nc.IsConnected() {
+		end = s.Drain
 	}
+	if err := end(); err != nil && !errors.Is(err, nats.ErrBadSubscription) && !errors.Is(err, nats.ErrConnectionClosed) {
+		return fmt.Errorf("leave %s: %w", f.sub, away(err))
+	}
+	if err := c.nc.FlushWithContext(ctx); err != nil && c.nc.IsConnected() {
+		c.log.Debug("bus: leaving a subscription", "subject", f.sub, "err", err)
+	}
+	select {
+	case <-done:
+	case <-ctx.Done():
+		c.log.Debug("bus: a handler is late", "subject", f.sub)
+	}
+	return nil
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -19,7 +18,9 @@ const (
 	eventsAge  = 7 * 24 * time.Hour
 	// The server reserves these on disk at once, and refuses a stream it could not hold: they must fit a
 	// small machine. ARTIFACTS has no bound of its own but the server's, three quarters of what is free.
-	controlBytes  = 64 << 20
+	controlBytes = 64 << 20
+	// controlEach is how many unread reports of one node are kept: a loud one does not push out a quiet one.
+	controlEach   = 64
 	eventsBytes   = 128 << 20
 	ackWait       = 30 * time.Second
 	maxDeliver    = 5
@@ -46,7 +47,7 @@ func Streams(replicas int) []jetstream.StreamConfig {
 		{
 			Name: string(subject.Control), Description: "what only the coordinator reads", Subjects: []string{subject.Report(subject.Each)},
 			Replicas: replicas, Storage: jetstream.FileStorage, Retention: jetstream.LimitsPolicy, Discard: jetstream.DiscardOld,
-			MaxAge: controlAge, MaxBytes: controlBytes, DenyDelete: true, Duplicates: 2 * time.Minute,
+			MaxAge: controlAge, MaxBytes: controlBytes, MaxMsgsPerSubject: controlEach, DenyDelete: true, Duplicates: 2 * time.Minute,
 		},
 		{
 			Name: string(subject.Events), Description: "what seats and modules say, for seven days",
@@ -81,7 +82,7 @@ func Assert(ctx context.Context, js jetstream.JetStream, streams []jetstream.Str
 // not empty, makes a repetition within two minutes harmless; it must be unguessable, since ids are one
 // namespace a stream (facts/bus.md §2).
 func (c *Conn) Publish(ctx context.Context, sub string, data []byte, id string) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, PublishBound, fmt.Errorf("no acknowledgement within %v", PublishBound))
+	ctx, cancel := context.WithTimeoutCause(ctx, c.bound, fmt.Errorf("no acknowledgement within %v", c.bound))
 	defer cancel()
 	m := nats.NewMsg(sub)
 	m.Data = data
@@ -142,7 +143,8 @@ func (c *Conn) Last(ctx context.Context, stream subject.Stream, sub string) ([]b
 		return nil, fmt.Errorf("%s in %s: %w", sub, stream, ErrNone)
 	case status != "":
 		return nil, fmt.Errorf("%s in %s: %s %s", sub, stream, status, answer.Header.Get("Description"))
-	case answer.Header.Get("Nats-Subject") != sub || strings.Contains(answer.Header.Get("Nats-Stream"), ","):
+	// One that an answer was stored as carries two of each (facts/bus.md §2).
+	case answer.Header.Get("Nats-Subject") != sub || len(answer.Header.Values("Nats-Subject")) != 1 || answer.Header.Get("Nats-Stream") != string(stream):
 		return nil, fmt.Errorf("%s in %s: the answer is of %q", sub, stream, answer.Header.Get("Nats-Subject"))
 	}
 	return answer.Data, nil

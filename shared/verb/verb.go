@@ -9,8 +9,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -21,7 +19,7 @@ import (
 	"mesh/shared/subject"
 )
 
-// Bound is how long a verb may work before its caller is told that it failed.
+// Bound is how long an ask may wait and be worked on before its caller is told that it failed.
 const Bound = 10 * time.Second
 
 // Reply is what travels back.
@@ -37,7 +35,7 @@ type Caller struct {
 	Key string
 }
 
-// Handler answers one ask. A refusal.Refusal reaches the caller as such.
+// Handler answers one ask, and ends with ctx. A refusal.Refusal reaches the caller as such.
 type Handler func(ctx context.Context, who Caller, args []byte) (any, error)
 
 // ErrFailed is met by errors.Is when the holder tried and failed.
@@ -95,64 +93,6 @@ func Typed[A, R any](fn func(ctx context.Context, who Caller, args A) (R, error)
 			}
 		}
 		return fn(ctx, who, args)
-	}
-}
-
-// Serve answers on subject at (in queue) until ctx ends; asks run side by side, at most workers of them,
-// and Serve waits for those under way. A full house makes the bus wait, which the caller's bound ends.
-// served, when given, is called each time the bus hands asks on.
-func Serve(ctx context.Context, c *bus.Conn, at, queue string, workers int, log *slog.Logger, h Handler, served ...func()) error {
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	room := make(chan struct{}, workers)
-	return c.Follow(ctx, at, queue, func(m *nats.Msg) {
-		select {
-		case room <- struct{}{}:
-		case <-ctx.Done():
-			return
-		}
-		wg.Add(1)
-		go func() { // ends with its ask, within Bound; Serve waits for it
-			defer func() { <-room; wg.Done() }()
-			answer(ctx, m, log, h)
-		}()
-	}, all(served))
-}
-
-// all calls each of fns; nil when there is none.
-func all(fns []func()) func() {
-	if len(fns) == 0 {
-		return nil
-	}
-	return func() {
-		for _, fn := range fns {
-			fn()
-		}
-	}
-}
-
-func answer(ctx context.Context, m *nats.Msg, log *slog.Logger, h Handler) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), Bound)
-	defer cancel()
-	who := callerOf(m)
-	v, err := h(ctx, who, m.Data)
-	var r Reply
-	if err == nil {
-		r.Answer, err = json.Marshal(v)
-	}
-	if err != nil {
-		r = Reply{Refused: refusal.Of(err)}
-		if r.Refused == nil {
-			r.Failed = err.Error()
-		}
-		log.Info("verb", "subject", m.Subject, "caller", who.Key, "err", err)
-	}
-	b, err := json.Marshal(r)
-	if err == nil {
-		err = m.Respond(b)
-	}
-	if err != nil && !errors.Is(err, nats.ErrMsgNoReply) {
-		log.Warn("verb: no answer could be sent", "subject", m.Subject, "err", err)
 	}
 }
 
