@@ -41,27 +41,41 @@ func (e *Error) Error() string {
 // Unwrap gives the kind.
 func (e *Error) Unwrap() error { return e.Kind }
 
-// Decode reads exactly one JSON value from data into v, a pointer.
+// Decode reads exactly one JSON value from data into v, a pointer. After an error v holds nothing of use.
 func Decode(data []byte, v any) error {
 	if !utf8.Valid(data) {
 		return &Error{Why: "not JSON: it is no UTF-8"} // encoding/json would put other letters in its place
 	}
+	t, err := reflect.TypeOf(v).Elem(), json.Unmarshal(data, v)
+	if err != nil && !json.Valid(data) {
+		return where(data, t, err)
+	}
+	w := walker{data: data}
+	if refused := w.value(t, nil, 0); refused != nil {
+		return refused // it says more than what Unmarshal stumbled over
+	}
+	var te *json.UnmarshalTypeError
+	if errors.As(err, &te) {
+		return &Error{Path: te.Field, Why: fmt.Sprintf("is a JSON %s, expected %s", te.Value, te.Type)}
+	}
+	return err
+}
+
+// where says at which place data is no JSON: it is walked with encoding/json's reader, which is slow.
+func where(data []byte, t reflect.Type, err error) error {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.UseNumber()
-	if err := walk(dec, reflect.TypeOf(v).Elem(), nil, 0); err != nil {
+	if err := walk(dec, t, nil, 0); err != nil {
 		return err
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
 		return &Error{Why: "more text after the end of the JSON value"}
 	}
-	if err := json.Unmarshal(data, v); err != nil {
-		var te *json.UnmarshalTypeError
-		if errors.As(err, &te) {
-			return &Error{Path: te.Field, Why: fmt.Sprintf("is a JSON %s, expected %s", te.Value, te.Type)}
-		}
-		return err
-	}
-	return nil
+	return &Error{Why: "not JSON: " + err.Error()}
+}
+
+func tooDeep(at *path) error {
+	return &Error{Path: at.String(), Why: fmt.Sprintf("nested deeper than %d", MaxDepth)}
 }
 
 // path is the way from the root to a value, kept as a list to cost nothing when all is well.
@@ -93,7 +107,7 @@ var (
 // walk checks the next value against t and consumes it.
 func walk(dec *json.Decoder, t reflect.Type, at *path, depth int) error {
 	if depth > MaxDepth {
-		return &Error{Path: at.String(), Why: fmt.Sprintf("nested deeper than %d", MaxDepth)}
+		return tooDeep(at)
 	}
 	tok, err := dec.Token()
 	if err != nil {
