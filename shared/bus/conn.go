@@ -53,7 +53,9 @@ type Options struct {
 	// Plain connects without TLS; for floors in benchmarks only.
 	Plain bool
 	// Once gives up after the first try that fails and never reconnects: for commands.
-	Once  bool
+	Once bool
+	// Lazy has Connect return before the first try: for who must not wait while the bus cannot be reached.
+	Lazy  bool
 	Clock clock.Clock
 	Log   *slog.Logger
 
@@ -63,6 +65,7 @@ type Options struct {
 // Conn is one principal's connection.
 type Conn struct {
 	nc        *nats.Conn
+	dialer    *dialer
 	principal string
 	log       *slog.Logger
 
@@ -102,7 +105,7 @@ var ErrAway = errors.New("the bus is away")
 
 // Connect connects. Without Once it returns at once and goes on trying for ever, also after an
 // authorization violation: the user list that lets a new principal in may still be on its way.
-func Connect(_ context.Context, o Options) (*Conn, error) {
+func Connect(ctx context.Context, o Options) (*Conn, error) {
 	if o.Clock == nil {
 		o.Clock = clock.Real()
 	}
@@ -111,12 +114,21 @@ func Connect(_ context.Context, o Options) (*Conn, error) {
 	}
 	c := &Conn{principal: o.Principal, log: o.Log, clk: o.Clock, once: o.Once, bound: PublishBound, since: o.Clock.Now(),
 		waiters: map[string]map[*waiter]struct{}{}, follows: map[*nats.Subscription]*follow{}, onState: map[int]func(bool){}, said: map[string]struct{}{}}
+	c.dialer = newDialer(ctx, cmp.Or(o.bound, connectBound), o.Lazy && !o.Once)
 	opts, err := c.options(o)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the bus: %w", err)
 	}
+	leave := context.AfterFunc(ctx, c.dialer.end) // who asked does not wait for a silent peer any more
 	c.nc, err = nats.Connect(urls(o), opts...)
+	if !leave() {
+		if err == nil {
+			c.nc.Close()
+		}
+		err = ctx.Err()
+	}
 	if err != nil {
+		c.dialer.end()
 		return nil, connectError(o, err)
 	}
 	if c.nc.IsConnected() {
@@ -165,8 +177,11 @@ func (c *Conn) options(o Options) ([]nats.Option, error) {
 	} else {
 		opts = append(opts,
 			nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1), nats.IgnoreAuthErrorAbort(),
-			nats.CustomReconnectDelay(Pause),
+			nats.CustomReconnectDelay(c.dialer.pause),
 			nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { c.noteErr(err) }))
+	}
+	if o.InProcess == nil {
+		opts = append(opts, nats.SetCustomDialer(c.dialer))
 	}
 	switch {
 	case o.InProcess != nil:
@@ -202,8 +217,21 @@ func connectError(o Options, err error) error {
 	return fmt.Errorf("%w: no connection to %s: %w", ErrAway, at, err)
 }
 
-// Close ends the connection.
-func (c *Conn) Close() { c.nc.Close() }
+// Close ends the connection, or the try to make it.
+func (c *Conn) Close() {
+	if !c.isUp() {
+		c.dialer.end()
+	}
+	c.nc.Close()
+	c.dialer.end()
+}
+
+// isUp is what the client told last. To ask the client itself waits while it makes a connection.
+func (c *Conn) isUp() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.up
+}
 
 // NATS is the connection beneath, for what this package does not wrap.
 func (c *Conn) NATS() *nats.Conn { return c.nc }
@@ -378,7 +406,7 @@ func subjectOf(s *nats.Subscription) string {
 // Ask publishes m and waits for one answer, bounded by ctx. A refusal by the bus is noticed at once, and
 // so is the loss of the connection: whether m was heard is not known then.
 func (c *Conn) Ask(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
-	if !c.nc.IsConnected() {
+	if !c.isUp() || !c.nc.IsConnected() {
 		return nil, fmt.Errorf("ask %s: %w", m.Subject, ErrAway)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -459,7 +487,7 @@ func away(err error) error {
 
 // Say publishes without waiting; it fails when there is no connection. A refusal by the bus is logged.
 func (c *Conn) Say(subject string, data []byte) error {
-	if !c.nc.IsConnected() {
+	if !c.isUp() || !c.nc.IsConnected() {
 		return fmt.Errorf("say %s: %w", subject, ErrAway)
 	}
 	if err := c.nc.Publish(subject, data); err != nil {
