@@ -68,6 +68,7 @@ type derived struct {
 	*Far
 	Name   string `json:"name"` // hides Base's
 	Hidden string `json:"-"`
+	//lint:ignore SA5008 this is how encoding/json names a field "-"
 	Dash   string `json:"-,"`
 	secret string
 }
