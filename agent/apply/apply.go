@@ -104,6 +104,8 @@ const (
 	fetchGrace = 3 * time.Second
 	// pauseMin and pauseMax bound the pause before a failed module is tried again.
 	pauseMin, pauseMax = 5 * time.Second, 5 * time.Minute
+	// plausible bounds how far ahead of the declaration held the seq of an unreadable one may be.
+	plausible = 1_000_000
 )
 
 // Cause is why a pass is made.
@@ -122,7 +124,8 @@ type Result struct {
 	Outcome report.Outcome
 	// Refused says why, when Outcome is Refused or Failed.
 	Refused *refusal.Refusal
-	// RefusedSeq is the declaration that was refused; 0 when it could not even be read.
+	// RefusedSeq is the declaration that was refused; what could not be read whole is taken at its word
+	// for it, and 0 when it says nothing.
 	RefusedSeq uint64
 	// News: Accept took a declaration it did not hold.
 	News bool
@@ -151,6 +154,7 @@ type Engine struct {
 	fast     *settled            // what a look has to find unchanged to be over; nil: look at everything
 	pauses   map[subject.Module]*pause
 	said     map[string]string // findings that stay, as they were last said
+	refused  string            // digest of the declaration refused last
 	filterOK bool              // the filter of the declaration held is in force
 	booted   bool
 
@@ -222,7 +226,7 @@ type work struct {
 // Accept takes a signed declaration in and carries it out. A declaration that is refused, because it is
 // not signed by the pinned key, not understood whole, meant for another or older than the one held,
 // changes nothing: the Result says so, and the error is nil. The newest one again does nothing either.
-// An error means that the pass could not be made at all.
+// An error means that the pass could not be made at all; RefusedSeq is then the declaration it was for.
 func (e *Engine) Accept(ctx context.Context, signed declaration.Signed) (Result, error) {
 	give, err := e.take(ctx)
 	if err != nil {
@@ -238,22 +242,22 @@ func (e *Engine) Accept(ctx context.Context, signed declaration.Signed) (Result,
 		_, err = e.cfg.Store.Judge(d.Seq, digest)
 	}
 	if err != nil {
-		return e.refuse(ctx, d, err, start)
+		return e.refuse(ctx, d, signed, err, start)
 	}
 	w := &work{start: start, cause: Reconcile, accepted: true, d: d}
 	if err := e.look(ctx, w, manifests); err != nil {
-		return Result{}, fmt.Errorf("apply declaration %d: %w", d.Seq, err)
+		return Result{RefusedSeq: d.Seq}, fmt.Errorf("apply declaration %d: %w", d.Seq, err)
 	}
 	e.cfg.FailPoint(beforeAccept)
 	if _, err := e.cfg.Store.Accept(ctx, d.Seq, digest, signed, w.plan.Intents()); err != nil {
 		if refusal.Of(err) != nil {
-			return e.refuse(ctx, d, err, start)
+			return e.refuse(ctx, d, signed, err, start)
 		}
-		return Result{}, err
+		return Result{RefusedSeq: d.Seq}, err
 	}
 	e.cfg.FailPoint(afterAccept)
 	e.hold(d)
-	e.filterOK = false
+	e.filterOK, e.refused = false, ""
 	clear(e.pauses)
 	r, err := e.carry(ctx, w)
 	r.News = true
@@ -345,7 +349,7 @@ func (e *Engine) read(signed declaration.Signed) (*declaration.Declaration, []ma
 }
 
 // refuse says no; the machine and the store stay as they are.
-func (e *Engine) refuse(ctx context.Context, d *declaration.Declaration, why error, start time.Time) (Result, error) {
+func (e *Engine) refuse(ctx context.Context, d *declaration.Declaration, signed declaration.Signed, why error, start time.Time) (Result, error) {
 	if refusal.Of(why) == nil {
 		return Result{}, why
 	}
@@ -354,10 +358,20 @@ func (e *Engine) refuse(ctx context.Context, d *declaration.Declaration, why err
 		Took: e.cfg.Clock.Now().Sub(start)}
 	if d != nil {
 		r.RefusedSeq = d.Seq
+	} else if claimed := signed.Claimed(); claimed <= seq+plausible {
+		r.RefusedSeq = claimed
 	}
+	digest := signed.Digest()
+	if digest == e.refused {
+		return r, nil // the bus delivers more than once
+	}
+	e.refused = digest
 	e.cfg.Log.Warn("a declaration was refused", "seq", r.RefusedSeq, "err", why)
-	if err := e.cfg.Store.AddProblem(ctx, oneLine(why)); err != nil {
-		return r, err
+	text := oneLine(r.Refused)
+	past := state.Past{Seq: r.RefusedSeq, Outcome: report.Refused, Why: text, Took: r.Took}
+	// That the store would not remember it, as on a full disk, changes nothing about the refusal.
+	if err := errors.Join(e.cfg.Store.AddProblem(ctx, text), e.cfg.Store.Done(ctx, state.Batch{Past: &past})); err != nil {
+		e.cfg.Log.Error("a refusal could not be remembered", "err", err)
 	}
 	return r, nil
 }

@@ -159,8 +159,9 @@ func TestRefusedChangesNothing(t *testing.T) {
 		want   string
 	}{
 		{"not signed", declaration.Signed("{}"), 0, "not a signed declaration"},
-		{"signed by another", other.sign(t, 6, next), 0, "its signature is not by the key"},
-		{"changed on the way", append(b.sign(t, 6, next), ' '), 0, "its signature is not by the key"},
+		{"signed by another", other.sign(t, 6, next), 6, "its signature is not by the key"},
+		{"from a seq that nobody comes to", other.sign(t, 1<<60, next), 0, "its signature is not by the key"},
+		{"changed on the way", append(b.sign(t, 6, next), ' '), 6, "its signature is not by the key"},
 		{"an unknown field in a manifest", b.sign(t, 6, unknown), 6, "modules[0].manifest.run.files[0].colour"},
 		{"an older seq", b.sign(t, 4, next), 4, "seq only grows"},
 		{"another text under the seq held", b.sign(t, 5, next), 5, "another text"},
@@ -169,8 +170,18 @@ func TestRefusedChangesNothing(t *testing.T) {
 			root, ledger := stamps(t, b.path("root")), ledger(t, b)
 			r, err := b.engine.Accept(t.Context(), tt.signed)
 			must(t, err)
-			if r.Outcome != report.Refused || r.Refused == nil || !strings.Contains(r.Refused.Error(), tt.want) || r.RefusedSeq != tt.seq && tt.seq != 0 || r.Seq != 5 {
-				t.Errorf("%+v, want a refusal with %q", r, tt.want)
+			if r.Outcome != report.Refused || r.Refused == nil || !strings.Contains(r.Refused.Error(), tt.want) || r.RefusedSeq != tt.seq || r.Seq != 5 {
+				t.Errorf("%+v, want a refusal of %d with %q", r, tt.seq, tt.want)
+			}
+			if past, err := b.store.History(t.Context(), 1); err != nil || len(past) != 1 || past[0].Seq != tt.seq || past[0].Outcome != report.Refused || !strings.Contains(past[0].Why, tt.want) {
+				t.Errorf("history %+v, %v", past, err)
+			}
+			store := stamps(t, b.path("state"))
+			if again, err := b.engine.Accept(t.Context(), tt.signed); err != nil || again.RefusedSeq != tt.seq || again.Outcome != report.Refused {
+				t.Errorf("delivered again: %+v, %v", again, err)
+			}
+			if d := cmp.Diff(store, stamps(t, b.path("state"))); d != "" {
+				t.Errorf("delivered again it was written: %s", d)
 			}
 			if d := cmp.Diff(root, stamps(t, b.path("root"))); d != "" {
 				t.Errorf("the machine changed: %s", d)
