@@ -137,6 +137,9 @@ func (s *Store) Done(ctx context.Context, b Batch) error {
 		return fmt.Errorf("write the outcome: %w", err)
 	}
 	s.modules = next
+	for _, d := range b.Drift {
+		s.drift.add(d)
+	}
 	s.mirror(b.Put, b.Delete, now)
 	return nil
 }

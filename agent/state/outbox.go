@@ -8,7 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
+	"slices"
 	"time"
 )
 
@@ -32,6 +32,13 @@ type Out struct {
 	At            time.Time
 }
 
+const (
+	// mirrored is how many waiting messages are kept in memory too: with the bus there, one or none waits.
+	mirrored = 8
+	// maxAcked is how many acknowledged reports the file keeps until they are deleted without an occasion.
+	maxAcked = 32
+)
+
 // Put appends a message, lazily, and returns it with its id. Over the bounds the oldest superseded
 // reports leave first, then the oldest of all; what left is counted (Dropped). The newest message stays.
 func (s *Store) Put(ctx context.Context, o Out) (Out, error) {
@@ -45,8 +52,11 @@ func (s *Store) Put(ctx context.Context, o Out) (Out, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	rows, bytes := s.rows+1, s.bytes+int64(len(o.Body))
+	rows, bytes, dropped := s.rows+1, s.bytes+int64(len(o.Body)), uint64(0)
 	err = s.db.WriteLazy(ctx, func(tx *sql.Tx) error {
+		if err := deleteOut(ctx, tx, s.acked); err != nil {
+			return err
+		}
 		res, err := tx.ExecContext(ctx, `INSERT INTO outbox (id, subject, kind, body, at) VALUES (?, ?, ?, ?, ?)`,
 			o.ID, o.Subject, o.Kind, o.Body, o.At.UnixMilli())
 		if err != nil {
@@ -55,14 +65,28 @@ func (s *Store) Put(ctx context.Context, o Out) (Out, error) {
 		if o.N, err = res.LastInsertId(); err != nil {
 			return err
 		}
-		rows, bytes, err = shrink(ctx, tx, rows, bytes, o.N)
+		rows, bytes, dropped, err = shrink(ctx, tx, rows, bytes, o.N)
 		return err
 	})
 	if err != nil {
 		return Out{}, fmt.Errorf("put a %s into the outbox: %w", o.Kind, err)
 	}
-	s.rows, s.bytes = rows, bytes
+	s.rows, s.bytes, s.dropped, s.acked = rows, bytes, s.dropped+dropped, nil
+	if s.whole = s.whole && dropped == 0 && len(s.waiting) < mirrored; s.whole {
+		s.waiting = append(s.waiting, o)
+	} else {
+		s.waiting = nil
+	}
 	return o, nil
+}
+
+func deleteOut(ctx context.Context, tx *sql.Tx, ids []string) error {
+	for _, id := range ids {
+		if _, err := tx.ExecContext(ctx, `DELETE FROM outbox WHERE id = ?`, id); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (s *Store) messageID() (string, error) {
@@ -78,8 +102,7 @@ func (s *Store) messageID() (string, error) {
 }
 
 // shrink drops messages until the bounds hold; newest stays.
-func shrink(ctx context.Context, tx *sql.Tx, rows int, bytes int64, newest int64) (int, int64, error) {
-	dropped := 0
+func shrink(ctx context.Context, tx *sql.Tx, rows int, bytes int64, newest int64) (_ int, _ int64, dropped uint64, err error) {
 	for rows > MaxOutRows || bytes > MaxOutBytes {
 		var n, size int64
 		err := tx.QueryRowContext(ctx, `SELECT n, length(body) FROM outbox WHERE n <> ?1
@@ -88,26 +111,34 @@ func shrink(ctx context.Context, tx *sql.Tx, rows int, bytes int64, newest int64
 			break // one message alone is over the bound; its own format bounds it
 		}
 		if err != nil {
-			return rows, bytes, err
+			return rows, bytes, dropped, err
 		}
 		if _, err := tx.ExecContext(ctx, `DELETE FROM outbox WHERE n = ?`, n); err != nil {
-			return rows, bytes, err
+			return rows, bytes, dropped, err
 		}
 		rows, bytes, dropped = rows-1, bytes-size, dropped+1
 	}
 	if dropped == 0 {
-		return rows, bytes, nil
+		return rows, bytes, 0, nil
 	}
-	_, err := tx.ExecContext(ctx, `INSERT INTO meta (key, value) VALUES ('outbox.dropped', CAST(? AS BLOB))
+	_, err = tx.ExecContext(ctx, `INSERT INTO meta (key, value) VALUES ('outbox.dropped', CAST(? AS BLOB))
 		ON CONFLICT (key) DO UPDATE SET value = CAST(CAST(CAST(value AS TEXT) AS INTEGER) + CAST(CAST(excluded.value AS TEXT) AS INTEGER) AS BLOB)`,
 		fmt.Sprint(dropped))
-	return rows, bytes, err
+	return rows, bytes, dropped, err
 }
 
-// Next returns the first n messages, in order.
+// Next returns the first n messages, in order. While few wait it costs no query.
 func (s *Store) Next(ctx context.Context, n int) ([]Out, error) {
-	if s.Depth() == 0 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.rows == 0 {
 		return nil, nil
+	}
+	if s.whole {
+		return slices.Clone(s.waiting[:min(n, len(s.waiting))]), nil
+	}
+	if err := s.deleteAcked(ctx); err != nil {
+		return nil, err
 	}
 	out, err := query(ctx, s.db, func(rows *sql.Rows) (o Out, err error) {
 		var at int64
@@ -118,38 +149,89 @@ func (s *Store) Next(ctx context.Context, n int) ([]Out, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the outbox: %w", err)
 	}
+	if len(out) == s.rows && len(out) <= mirrored {
+		s.waiting, s.whole = slices.Clone(out), true
+	}
 	return out, nil
 }
 
 // Acked removes messages the bus has acknowledged, by id. It is written lazily: after a power cut they
-// are sent again under the same id.
+// are sent again under the same id. A report is taken out of the file with the next write only: one that
+// is sent once more says nothing new, by its number.
 func (s *Store) Acked(ctx context.Context, ids ...string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := make([]string, 0, len(ids))
+	for _, id := range ids {
+		i := slices.IndexFunc(s.waiting, func(o Out) bool { return o.ID == id })
+		if !s.whole || i >= 0 && s.waiting[i].Kind != KindReport {
+			now = append(now, id)
+			continue
+		}
+		if i >= 0 {
+			s.acked = append(s.acked, id)
+			s.takeOut(i)
+		}
+	}
+	if len(s.acked) > maxAcked {
+		if err := s.deleteAcked(ctx); err != nil {
+			return err
+		}
+	}
+	return s.ackedNow(ctx, now)
+}
+
+// takeOut removes the i-th of all waiting messages from the mirror. It holds mu.
+func (s *Store) takeOut(i int) {
+	s.rows, s.bytes = s.rows-1, s.bytes-int64(len(s.waiting[i].Body))
+	s.waiting = slices.Delete(s.waiting, i, i+1)
+}
+
+// ackedNow removes messages from the file at once. It holds mu.
+func (s *Store) ackedNow(ctx context.Context, ids []string) error {
 	if len(ids) == 0 {
 		return nil
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	args := make([]any, len(ids))
-	for i, id := range ids {
-		args[i] = id
-	}
-	marks := strings.Repeat("?, ", len(ids)-1) + "?"
 	rows, bytes := s.rows, s.bytes
 	err := s.db.WriteLazy(ctx, func(tx *sql.Tx) error {
-		var count int
-		var size int64
-		if err := tx.QueryRowContext(ctx, `SELECT count(*), coalesce(sum(length(body)), 0) FROM outbox WHERE id IN (`+marks+`)`, args...).
-			Scan(&count, &size); err != nil {
-			return err
+		for _, id := range ids {
+			var size int64
+			err := tx.QueryRowContext(ctx, `DELETE FROM outbox WHERE id = ? RETURNING length(body)`, id).Scan(&size)
+			if errors.Is(err, sql.ErrNoRows) {
+				continue // acknowledged before
+			}
+			if err != nil {
+				return err
+			}
+			rows, bytes = rows-1, bytes-size
 		}
-		rows, bytes = s.rows-count, s.bytes-size
-		_, err := tx.ExecContext(ctx, `DELETE FROM outbox WHERE id IN (`+marks+`)`, args...)
-		return err
+		return nil
 	})
 	if err != nil {
 		return fmt.Errorf("acknowledge in the outbox: %w", err)
 	}
 	s.rows, s.bytes = rows, bytes
+	s.waiting = slices.DeleteFunc(s.waiting, func(o Out) bool { return slices.Contains(ids, o.ID) })
+	s.whole = s.whole || rows == 0
+	return nil
+}
+
+// forgetAcked takes out of the file what the bus has.
+func (s *Store) forgetAcked(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.deleteAcked(ctx)
+}
+
+// deleteAcked holds mu.
+func (s *Store) deleteAcked(ctx context.Context) error {
+	if len(s.acked) == 0 {
+		return nil
+	}
+	if err := s.db.WriteLazy(ctx, func(tx *sql.Tx) error { return deleteOut(ctx, tx, s.acked) }); err != nil {
+		return fmt.Errorf("acknowledge in the outbox: %w", err)
+	}
+	s.acked = nil
 	return nil
 }
 
@@ -160,20 +242,27 @@ func (s *Store) Depth() int {
 	return s.rows
 }
 
-// Dropped counts the messages that left the outbox unsent since the store was made.
-func (s *Store) Dropped(ctx context.Context) (uint64, error) {
-	b, _, err := s.Meta(ctx, "outbox.dropped")
-	if err != nil || len(b) == 0 {
-		return 0, err
-	}
-	var n uint64
-	_, err = fmt.Sscan(string(b), &n)
-	return n, err
+// Dropped counts the messages that left the outbox unsent since the store was made. It costs no query.
+func (s *Store) Dropped(context.Context) (uint64, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.dropped, nil
 }
 
 // loadOutbox holds mu.
 func (s *Store) loadOutbox(ctx context.Context) error {
-	return s.db.Read().QueryRowContext(ctx, `SELECT count(*), coalesce(sum(length(body)), 0) FROM outbox`).Scan(&s.rows, &s.bytes)
+	b, _, err := s.Meta(ctx, "outbox.dropped")
+	if err != nil {
+		return err
+	}
+	if len(b) > 0 {
+		if _, err := fmt.Sscan(string(b), &s.dropped); err != nil {
+			return err
+		}
+	}
+	err = s.db.Read().QueryRowContext(ctx, `SELECT count(*), coalesce(sum(length(body)), 0) FROM outbox`).Scan(&s.rows, &s.bytes)
+	s.whole = s.rows == 0
+	return err
 }
 
 // numberBlock is how many report numbers one synced commit reserves.

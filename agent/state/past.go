@@ -3,7 +3,6 @@ package state
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -84,27 +83,70 @@ func (s *Store) loadModules(ctx context.Context) error {
 	return err
 }
 
+// recent is how many problems and changes by hand are kept in memory too.
+const recent = 16
+
+// lately is the newest of a list in the file, newest first; all is true when that is the whole list.
+type lately[T any] struct {
+	list []T
+	all  bool
+}
+
+func (l *lately[T]) add(v T) {
+	if l.list = slices.Insert(l.list, 0, v); len(l.list) > recent {
+		l.list, l.all = l.list[:recent], false
+	}
+}
+
+// first are the newest n; ok is false when memory does not go back so far.
+func (l *lately[T]) first(n int) (list []T, ok bool) {
+	if n <= len(l.list) || l.all {
+		return slices.Clone(l.list[:min(n, len(l.list))]), true
+	}
+	return nil, false
+}
+
+// loadPast holds mu.
+func (s *Store) loadPast(ctx context.Context) (err error) {
+	if s.problems.list, err = s.readProblems(ctx, recent); err != nil {
+		return err
+	}
+	s.problems.all = len(s.problems.list) < recent
+	s.drift.list, err = s.readDrift(ctx, recent)
+	s.drift.all = len(s.drift.list) < recent
+	return err
+}
+
 // AddProblem remembers one line for a person, lazily. The same line as the newest one is not repeated.
 func (s *Store) AddProblem(ctx context.Context, text string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if last, _ := s.problems.first(1); len(last) == 1 && last[0].Text == text {
+		return nil
+	}
+	p := report.Problem{At: s.clock.Now().UnixMilli(), Text: text}
 	err := s.db.WriteLazy(ctx, func(tx *sql.Tx) error {
-		var last string
-		err := tx.QueryRowContext(ctx, `SELECT text FROM problem ORDER BY n DESC LIMIT 1`).Scan(&last)
-		if err != nil && !errors.Is(err, sql.ErrNoRows) {
-			return err
-		}
-		if last == text {
-			return nil
-		}
-		return ring(ctx, tx, "problem", MaxProblems, `INSERT INTO problem (at, text) VALUES (?, ?)`, s.clock.Now().UnixMilli(), text)
+		return ring(ctx, tx, "problem", MaxProblems, `INSERT INTO problem (at, text) VALUES (?, ?)`, p.At, p.Text)
 	})
 	if err != nil {
 		return fmt.Errorf("remember a problem: %w", err)
 	}
+	s.problems.add(p)
 	return nil
 }
 
-// Problems are the last n, newest first.
+// Problems are the last n, newest first. A few cost no query.
 func (s *Store) Problems(ctx context.Context, n int) ([]report.Problem, error) {
+	s.mu.Lock()
+	list, ok := s.problems.first(n)
+	s.mu.Unlock()
+	if ok {
+		return list, nil
+	}
+	return s.readProblems(ctx, n)
+}
+
+func (s *Store) readProblems(ctx context.Context, n int) ([]report.Problem, error) {
 	return query(ctx, s.db, func(rows *sql.Rows) (p report.Problem, err error) {
 		err = rows.Scan(&p.At, &p.Text)
 		return p, err
@@ -146,8 +188,18 @@ func putDrift(ctx context.Context, tx *sql.Tx, found []report.Drift) error {
 	return nil
 }
 
-// Drift is the last n things found changed by hand, newest first.
+// Drift is the last n things found changed by hand, newest first. A few cost no query.
 func (s *Store) Drift(ctx context.Context, n int) ([]report.Drift, error) {
+	s.mu.Lock()
+	list, ok := s.drift.first(n)
+	s.mu.Unlock()
+	if ok {
+		return list, nil
+	}
+	return s.readDrift(ctx, n)
+}
+
+func (s *Store) readDrift(ctx context.Context, n int) ([]report.Drift, error) {
 	return query(ctx, s.db, func(rows *sql.Rows) (d report.Drift, err error) {
 		var module string
 		err = rows.Scan(&module, &d.Thing, &d.What, &d.Repaired, &d.At)

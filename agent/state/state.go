@@ -65,10 +65,17 @@ type Store struct {
 	held     int        // declarations in the file
 	ledger   map[string]Row
 	modules  map[string]report.Module
-	rows     int   // of the outbox
-	bytes    int64 // of the outbox
+	rows     int   // waiting in the outbox
+	bytes    int64 // of those
+	waiting  []Out // all of those, when whole
+	whole    bool
+	acked    []string // ids of reports that the bus has, and the file still
+	dropped  uint64
+	problems lately[report.Problem]
+	drift    lately[report.Drift]
 	number   uint64
 	reserved uint64
+	tidy     func() error // what Close does first; nil for a reader
 }
 
 // Accepted is a declaration this node accepted.
@@ -90,6 +97,7 @@ func Open(ctx context.Context, c Config) (*Store, error) {
 	if err := s.load(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("read the store %s: %w", c.Path, err), db.Close())
 	}
+	s.tidy = func() error { return s.forgetAcked(context.WithoutCancel(ctx)) }
 	if err := s.reserve(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("reserve report numbers: %w", err), db.Close())
 	}
@@ -117,7 +125,13 @@ func OpenReadOnly(ctx context.Context, path string, clk clock.Clock) (*Store, er
 }
 
 // Close ends the use of the store.
-func (s *Store) Close() error { return s.db.Close() }
+func (s *Store) Close() error {
+	var err error
+	if s.tidy != nil {
+		err = s.tidy()
+	}
+	return errors.Join(err, s.db.Close())
+}
 
 // Notes says what was wrong with the store when it was opened, for people; usually nothing.
 func (s *Store) Notes() []string { return s.notes }
@@ -149,6 +163,9 @@ func (s *Store) load(ctx context.Context) error {
 		return err
 	}
 	if err := s.loadOutbox(ctx); err != nil {
+		return err
+	}
+	if err := s.loadPast(ctx); err != nil {
 		return err
 	}
 	return s.loadModules(ctx)

@@ -1,0 +1,79 @@
+package state_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"mesh/agent/state"
+)
+
+// TestOutboxHandsOutWhatWaits holds the outbox, part of which is in memory only, against a plain list.
+func TestOutboxHandsOutWhatWaits(t *testing.T) {
+	ctx, b := t.Context(), newBed(t)
+	s := b.open()
+	r := rand.New(rand.NewPCG(1, 2))
+	var want []string
+	for i := range 600 {
+		switch k := r.IntN(20); {
+		case k < 9:
+			kind := []string{state.KindReport, state.KindReport, "event"}[r.IntN(3)]
+			o := ok(s.Put(ctx, state.Out{Subject: "s", Kind: kind, Body: fmt.Append(nil, i)}))(t)
+			want = append(want, o.ID)
+		case k < 18 && len(want) > 0:
+			n := min(1+r.IntN(3), len(want))
+			if err := s.Acked(ctx, append([]string{"unknown"}, want[:n]...)...); err != nil {
+				t.Fatal(err)
+			}
+			want = slices.Delete(want, 0, n)
+		case k == 19:
+			if err := s.Close(); err != nil {
+				t.Fatal(err)
+			}
+			s = b.open()
+		}
+		var got []string
+		for _, o := range ok(s.Next(ctx, 1000))(t) {
+			got = append(got, o.ID)
+		}
+		if !slices.Equal(got, want) || s.Depth() != len(want) {
+			t.Fatalf("step %d: %d wait (%d by depth), want %d", i, len(got), s.Depth(), len(want))
+		}
+	}
+}
+
+func TestAnAcknowledgedReportIsSentAtMostOnceMore(t *testing.T) {
+	ctx, b := t.Context(), newBed(t)
+	s := b.open()
+	before := walSize(t, b.path)
+	first := ok(s.Put(ctx, state.Out{Subject: "s", Kind: state.KindReport, Body: []byte("a")}))(t)
+	put := walSize(t, b.path)
+	if err := s.Acked(ctx, first.ID); err != nil || s.Depth() != 0 {
+		t.Fatalf("depth %d, %v", s.Depth(), err)
+	}
+	if put == before || walSize(t, b.path) != put {
+		t.Errorf("the log grew from %d to %d by the report and to %d by its acknowledgement, which should wait", before, put, walSize(t, b.path))
+	}
+	second := ok(s.Put(ctx, state.Out{Subject: "s", Kind: state.KindReport, Body: []byte("b")}))(t)
+	// Another look at the file is what a start after a kill sees.
+	killed, err := state.OpenReadOnly(ctx, b.path, b.clock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if all := ok(killed.Next(ctx, 9))(t); len(all) != 1 || all[0].ID != second.ID {
+		t.Errorf("after a kill %+v would be sent, want the second only", all)
+	}
+	if err := killed.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Acked(ctx, second.ID); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if s = b.open(); s.Depth() != 0 {
+		t.Errorf("%d wait after an orderly end", s.Depth())
+	}
+}
