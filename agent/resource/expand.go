@@ -68,38 +68,99 @@ type Input struct {
 // an error for each module that could not be expanded; such a module has no resources, and what it has
 // on the machine is to be left alone.
 func Expand(in Input) ([]Resource, map[subject.Module]error) {
-	var all []Resource
-	failed := map[subject.Module]error{}
-	owner := map[string]subject.Module{}
-	for i := range in.Declaration.Modules {
-		m := &in.Declaration.Modules[i]
-		found, err := expandModule(in, m, &in.Manifests[i])
-		if err == nil {
-			err = claim(owner, found, m.Name)
+	modules := in.Declaration.Modules
+	found, failed := make([][]Resource, len(modules)), map[subject.Module]error{}
+	claims := claims{}
+	for i := range modules {
+		var err error
+		if found[i], err = expandModule(in, &modules[i], &in.Manifests[i]); err != nil {
+			failed[modules[i].Name] = err
+			claims.note(modules[i].Name, &in.Manifests[i])
 		}
-		if err != nil {
-			failed[m.Name] = err
+	}
+	var all []Resource
+	for i, m := range modules {
+		if failed[m.Name] != nil {
 			continue
 		}
-		all = append(all, found...)
+		if err := claims.take(found[i], m.Name); err != nil {
+			failed[m.Name] = err
+			claims.note(m.Name, &in.Manifests[i])
+			continue
+		}
+		all = append(all, found[i]...)
 	}
 	return merge(all), failed
 }
 
-// claim refuses the second of two modules that declare one thing. Folders that are only implied belong
-// to whoever came first.
-func claim(owner map[string]subject.Module, found []Resource, module subject.Module) error {
+// claims are the modules that hold each path, unit and user, and how: no two modules may have one thing,
+// whatever each would make of it. Folders that are only implied belong to whoever came first.
+type claims map[string]claim
+
+type claim struct {
+	module subject.Module
+	kind   Kind
+	soft   bool // an implied folder
+}
+
+// key is a thing's id, in which a file and a folder of one path are the same.
+func key(id string) string {
+	if p, ok := strings.CutPrefix(id, string(KindDir)+":"); ok {
+		return ID(KindFile, p)
+	}
+	return id
+}
+
+// take claims what a module has, or refuses the second of two that meet.
+func (c claims) take(found []Resource, module subject.Module) error {
 	for _, r := range found {
-		if other, taken := owner[r.ID]; taken && !implied(r) {
-			return refusal.New(fmt.Sprintf("%s of module %s", r.ID, module), "module "+string(other)+" declares it too", "change one of the two modules")
+		had, taken := c[key(r.ID)]
+		both := had.soft || implied(r)
+		if !taken || had.module == module || both && had.kind == r.Kind {
+			continue
 		}
+		other := "module " + string(had.module) + " declares it too"
+		if had.kind != r.Kind {
+			other = fmt.Sprintf("module %s has a %s there", had.module, had.kind.word())
+		}
+		return refusal.New(fmt.Sprintf("%s of module %s", r.ID, module), other, "change one of the two modules")
 	}
 	for _, r := range found {
-		if !implied(r) {
-			owner[r.ID] = module
+		if _, taken := c[key(r.ID)]; !taken || !implied(r) {
+			c[key(r.ID)] = claim{module, r.Kind, implied(r)}
 		}
 	}
 	return nil
+}
+
+// note claims what a module names that is left alone: it may have it on the machine, where no other is to
+// take it over.
+func (c claims) note(module subject.Module, m *manifest.Manifest) {
+	hold := func(kind Kind, name string) {
+		if _, taken := c[key(ID(kind, name))]; !taken {
+			c[key(ID(kind, name))] = claim{module: module, kind: kind}
+		}
+	}
+	for _, f := range m.Run.Files {
+		hold(KindFile, f.Path)
+	}
+	for _, d := range m.Run.Directories {
+		hold(KindDir, d.Path)
+	}
+	for name := range m.Run.Users {
+		hold(KindUser, name)
+	}
+	for _, name := range m.UnitNames() {
+		hold(KindUnit, name)
+	}
+}
+
+// word is the kind as a person calls it.
+func (k Kind) word() string {
+	if k == KindDir {
+		return "folder"
+	}
+	return string(k)
 }
 
 func implied(r Resource) bool { return r.Kind == KindDir && r.Dir.Implied }
