@@ -6,6 +6,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"mesh/shared/refusal"
@@ -65,59 +66,62 @@ type Reported struct {
 	Account
 }
 
-// kept is what is remembered of a node's report to tell news without reading.
-type kept struct {
-	number uint64
-	sum    [sha256.Size]byte
-}
-
-// sumOf is equal for reports that say the same: number and time are left out.
-func sumOf(r *report.Report) [sha256.Size]byte {
-	c := *r
-	c.Number, c.At = 0, 0
-	return sha256.Sum256([]byte(encode(&c)))
-}
-
 // RecordReports keeps the reports of many nodes in one transaction and says of each, in order, what it
 // was. Reports of a node are ordered by their number: an older one, or the same again, costs nothing and
-// is no news. One that differs in nothing but its number is written without a sync.
+// is no news. One that says nothing new is remembered, and written now and then, without a sync.
 func (s *Store) RecordReports(ctx context.Context, batch []Received) ([]Heard, error) {
+	out, err := s.recordReports(ctx, batch)
+	if err != nil {
+		return nil, fmt.Errorf("record reports: %w", err)
+	}
+	return out, nil
+}
+
+func (s *Store) recordReports(ctx context.Context, batch []Received) ([]Heard, error) {
 	out := make([]Heard, len(batch))
-	sums := make([][sha256.Size]byte, len(batch))
+	rec := recorder{ctx: ctx, now: make(map[subject.Node]kept, len(batch))}
+	var todo []entry
 	write := s.db.WriteLazy
-	pending := 0
 	for i, r := range batch {
 		out[i].Node = r.Report.Node
 		k, known, err := s.keptOf(ctx, r.Report.Node)
 		if err != nil {
-			return nil, fmt.Errorf("record reports: %w", err)
+			return nil, err
 		}
-		if out[i].Known = known; !known || r.Report.Number <= k.number {
+		if out[i].Known = known; !known {
 			continue
 		}
-		pending++
-		if sums[i] = sumOf(r.Report); sums[i] != k.sum {
+		if staged, ok := rec.now[r.Report.Node]; ok { // two of one node in a batch
+			k = staged
+		}
+		if r.Report.Number <= k.number {
+			continue
+		}
+		e := entry{i: i, report: withProfile(r.Report, k.profile), heard: r.Heard}
+		e.sum = sumOf(e.report)
+		e.news = k.number == 0 || e.sum != k.sum
+		k.number, k.heard, k.sum, k.profile = r.Report.Number, r.Heard, e.sum, e.report.Profile
+		rec.now[r.Report.Node] = k
+		if e.news {
 			write = s.db.Write
+		} else if r.Heard.Sub(k.written) < rewrite {
+			continue
 		}
+		todo = append(todo, e)
 	}
-	if pending == 0 {
-		return out, nil
-	}
-	rec := recorder{ctx: ctx, now: map[subject.Node]kept{}}
-	err := write(ctx, func(t *sql.Tx) error {
-		rec.Tx = t
-		for i, r := range batch {
-			if !out[i].Known {
-				continue
+	if len(todo) > 0 {
+		err := write(ctx, func(t *sql.Tx) error {
+			rec.Tx = t
+			for _, e := range todo {
+				if err := rec.record(s, &out[e.i], e); err != nil {
+					return fmt.Errorf("%s: %w", e.report.Node, err)
+				}
 			}
-			if err := rec.record(&out[i], r, sums[i]); err != nil {
-				return fmt.Errorf("%s: %w", r.Report.Node, err)
-			}
+			return nil
+		})
+		if err != nil {
+			return nil, err
 		}
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("record reports: %w", err)
 	}
 	s.mu.Lock()
 	for n, k := range rec.now {
@@ -128,7 +132,54 @@ func (s *Store) RecordReports(ctx context.Context, batch []Received) ([]Heard, e
 	return out, nil
 }
 
-// keptOf reads what is remembered of node; known is false for a node that is not in the mesh.
+// rewrite is how old what is written of a node may be when it says the same again.
+const rewrite = 10 * time.Minute
+
+// entry is a report to be written.
+type entry struct {
+	i      int // its place in the batch
+	report *report.Report
+	heard  time.Time
+	sum    [sha256.Size]byte
+	news   bool
+}
+
+// withProfile is r with the latest profile said (NOD-5).
+func withProfile(r *report.Report, p *report.Profile) *report.Report {
+	if r.Profile != nil || p == nil {
+		return r
+	}
+	c := *r
+	c.Profile = p
+	return &c
+}
+
+// kept is what is remembered of a node's word: enough to judge the next without reading or decoding.
+type kept struct {
+	id      int64
+	number  uint64
+	sum     [sha256.Size]byte
+	heard   time.Time
+	written time.Time // heard of what the file has
+	profile *report.Profile
+	runs    []Runs
+	top     uint64
+	facts   Facts
+	account Account
+}
+
+// diskGrain is how many bytes free disk must change by to be news, as for the agent (NOD-7).
+const diskGrain = 1 << 30
+
+// sumOf is equal for reports that say the same: number, times and small changes of free disk are left out.
+func sumOf(r *report.Report) [sha256.Size]byte {
+	c := *r
+	c.Number, c.At, c.Apply.TookMS = 0, 0, 0
+	c.FreeDisk /= diskGrain
+	return sha256.Sum256([]byte(encode(&c)))
+}
+
+// keptOf is what is remembered of node; known is false for a node that is not in the mesh.
 func (s *Store) keptOf(ctx context.Context, node subject.Node) (k kept, known bool, err error) {
 	s.mu.Lock()
 	k, known = s.kept[node]
@@ -136,25 +187,45 @@ func (s *Store) keptOf(ctx context.Context, node subject.Node) (k kept, known bo
 	if known {
 		return k, true, nil
 	}
-	var body sql.NullString
-	err = s.db.Read().QueryRowContext(ctx, `SELECT r.body FROM node n LEFT JOIN report r ON r.node = n.id WHERE n.name = ? AND n.removed IS NULL`, string(node)).Scan(&body)
+	k, err = readKept(ctx, s.db.Read(), node)
 	if errors.Is(err, sql.ErrNoRows) {
 		return kept{}, false, nil
 	}
 	if err != nil {
 		return kept{}, false, err
 	}
-	if body.Valid {
-		var r report.Report
-		if err := decode(body.String, &r); err != nil {
-			return kept{}, false, err
-		}
-		k = kept{r.Number, sumOf(&r)}
-	}
 	s.mu.Lock()
 	s.kept[node] = k
 	s.mu.Unlock()
 	return k, true, nil
+}
+
+// readKept reads what the file has of a node's word.
+func readKept(ctx context.Context, q querier, node subject.Node) (kept, error) {
+	var k kept
+	var heard, seq, took, applied, top sql.NullInt64
+	var outcome, refused, body sql.NullString
+	err := q.QueryRowContext(ctx, `SELECT n.id, r.heard, r.seq, r.outcome, r.refused, r.took, r.applied, r.top, r.body
+		FROM node n LEFT JOIN report r ON r.node = n.id WHERE n.name = ? AND n.removed IS NULL`, string(node)).
+		Scan(&k.id, &heard, &seq, &outcome, &refused, &took, &applied, &top, &body)
+	if err != nil || !body.Valid {
+		k.account.Outcome = report.None
+		return k, err
+	}
+	k.heard = at(heard.Int64)
+	k.written, k.top = k.heard, uint64(top.Int64)
+	k.account = Account{Seq: uint64(seq.Int64), Outcome: report.Outcome(outcome.String), TookMS: took.Int64, Heard: at(applied.Int64)}
+	if refused.String != "" {
+		if err := decode(refused.String, &k.account.Refused); err != nil {
+			return k, err
+		}
+	}
+	var r report.Report
+	if err := decode(body.String, &r); err != nil {
+		return k, err
+	}
+	k.number, k.sum, k.profile, k.runs, k.facts = r.Number, sumOf(&r), r.Profile, running(r.Modules), factsOf(&r)
+	return k, nil
 }
 
 // forget drops what is remembered of a node that left.
@@ -164,93 +235,64 @@ func (s *Store) forget(node subject.Node) {
 	delete(s.kept, node)
 }
 
+// recorder is one transaction of reports.
 type recorder struct {
 	*sql.Tx
 	ctx     context.Context
-	now     map[subject.Node]kept
+	now     map[subject.Node]kept // what is remembered once it is on disk
 	touched []touch
 }
 
-// before is what the records hold of a node when a report of it comes.
-type before struct {
-	id       int64
-	declared uint64
-	top      uint64
-	facts    Facts
-	account  Account
-	report   report.Report
-}
-
-func (rec *recorder) record(out *Heard, r Received, sum [sha256.Size]byte) error {
-	b, err := rec.before(r.Report.Node)
-	if errors.Is(err, sql.ErrNoRows) {
-		out.Known = false // removed since
+func (rec *recorder) record(s *Store, out *Heard, e entry) error {
+	r := e.report
+	k := rec.now[r.Node]
+	var id int64
+	var declared uint64
+	err := rec.QueryRowContext(rec.ctx, `SELECT n.id, coalesce(d.seq, 0) FROM node n LEFT JOIN declaration d ON d.node = n.id
+		WHERE n.name = ? AND n.removed IS NULL`, string(r.Node)).Scan(&id, &declared)
+	if errors.Is(err, sql.ErrNoRows) || err == nil && id != k.id {
+		// Removed since; the name may be another machine's by now, whose word comes in its own time.
+		out.Known = false
+		delete(rec.now, r.Node)
+		s.forget(r.Node)
 		return nil
 	}
-	if err != nil || r.Report.Number <= b.report.Number {
+	if err != nil {
 		return err
 	}
-	rec.now[r.Report.Node] = kept{r.Report.Number, sum}
-	if r.Report.Profile == nil { // the latest one said is kept (NOD-5)
-		c := *r.Report
-		c.Profile = b.report.Profile
-		r.Report = &c
-	}
-	if b.report.Number > 0 && sumOf(&b.report) == sumOf(r.Report) {
-		_, err := rec.ExecContext(rec.ctx, `UPDATE report SET number = ?, heard = ?, body = ? WHERE node = ?`,
-			int64(r.Report.Number), r.Heard.UnixMilli(), encode(r.Report), b.id)
-		return err
-	}
-	out.News = true
-	account := b.account
-	if out.Past = r.Report.Apply.Seq < max(b.declared, b.account.Seq); !out.Past {
-		account = Account{r.Report.Apply.Seq, r.Report.Apply.Outcome, r.Report.Apply.Refused, r.Report.Apply.TookMS, r.Heard}
-		out.Refused = newlyRefused(b.account, account)
-	}
-	out.Runs = newlyRunning(b.report.Modules, r.Report.Modules)
-	top := max(b.top, r.Report.Apply.Seq)
-	if factsOf(r.Report) != b.facts || top > max(b.top, b.declared) {
-		rec.touched = append(rec.touched, touch{node: r.Report.Node})
-	}
-	return putReport(rec.ctx, rec.Tx, b.id, r.Report, r.Heard, account, top)
-}
-
-func (rec *recorder) before(node subject.Node) (before, error) {
-	var b before
-	var heard, seq, took, applied, top sql.NullInt64
-	var outcome, refused, body sql.NullString
-	err := rec.QueryRowContext(rec.ctx, `SELECT n.id, coalesce(d.seq, 0), r.heard, r.seq, r.outcome, r.refused, r.took, r.applied, r.top, r.body
-		FROM node n LEFT JOIN declaration d ON d.node = n.id LEFT JOIN report r ON r.node = n.id
-		WHERE n.name = ? AND n.removed IS NULL`, string(node)).
-		Scan(&b.id, &b.declared, &heard, &seq, &outcome, &refused, &took, &applied, &top, &body)
-	if err != nil || !body.Valid {
-		b.account.Outcome = report.None
-		return b, err
-	}
-	b.top = uint64(top.Int64)
-	b.account = Account{Seq: uint64(seq.Int64), Outcome: report.Outcome(outcome.String), TookMS: took.Int64, Heard: at(applied.Int64)}
-	if refused.String != "" {
-		if err := decode(refused.String, &b.account.Refused); err != nil {
-			return b, err
+	k.written = e.heard
+	if out.News = e.news; e.news {
+		account := k.account
+		if out.Past = r.Apply.Seq < max(declared, account.Seq); !out.Past {
+			k.account = Account{r.Apply.Seq, r.Apply.Outcome, r.Apply.Refused, r.Apply.TookMS, e.heard}
+			out.Refused = newlyRefused(account, k.account)
 		}
+		runs := running(r.Modules)
+		out.Runs = newlyRunning(k.runs, runs)
+		top, facts := max(k.top, r.Apply.Seq), factsOf(r)
+		if facts != k.facts || top > max(k.top, declared) {
+			rec.touched = append(rec.touched, touch{node: r.Node})
+		}
+		k.runs, k.top, k.facts = runs, top, facts
 	}
-	if err := decode(body.String, &b.report); err != nil {
-		return b, err
-	}
-	b.facts = factsOf(&b.report)
-	return b, nil
+	rec.now[r.Node] = k
+	return putReport(rec.ctx, rec.Tx, id, r, e.heard, k.account, k.top)
 }
 
-// newlyRunning are the modules that run with a build that was not said to run before.
-func newlyRunning(had, have []report.Module) (runs []Runs) {
-	ran := make(map[Runs]bool, len(had))
-	for _, m := range had {
+// running are the modules that run, each with its build.
+func running(modules []report.Module) (runs []Runs) {
+	for _, m := range modules {
 		if m.State == report.Running {
-			ran[Runs{m.Name, m.Build}] = true
+			runs = append(runs, Runs{m.Name, m.Build})
 		}
 	}
-	for _, m := range have {
-		if r := (Runs{m.Name, m.Build}); m.State == report.Running && !ran[r] {
+	return runs
+}
+
+// newlyRunning are those of have that are not in had.
+func newlyRunning(had, have []Runs) (runs []Runs) {
+	for _, r := range have {
+		if !slices.Contains(had, r) {
 			runs = append(runs, r)
 		}
 	}
@@ -300,7 +342,7 @@ func (s *Store) Report(ctx context.Context, node subject.Node) (Reported, error)
 	if _, err := s.Node(ctx, node); err != nil {
 		return Reported{}, err
 	}
-	all, err := reported(ctx, s.db.Read(), ` AND n.name = ?`, string(node))
+	all, err := s.reported(ctx, ` AND n.name = ?`, string(node))
 	if err != nil || len(all) == 0 {
 		return Reported{Node: node, Account: Account{Outcome: report.None}}, err
 	}
@@ -309,11 +351,11 @@ func (s *Store) Report(ctx context.Context, node subject.Node) (Reported, error)
 
 // Reports are what is kept of every node that ever spoke, by name.
 func (s *Store) Reports(ctx context.Context) ([]Reported, error) {
-	return reported(ctx, s.db.Read(), ` ORDER BY n.name`)
+	return s.reported(ctx, ` ORDER BY n.name`)
 }
 
-func reported(ctx context.Context, q querier, tail string, args ...any) (all []Reported, err error) {
-	err = each(ctx, q, func(r *sql.Rows) error {
+func (s *Store) reported(ctx context.Context, tail string, args ...any) (all []Reported, err error) {
+	err = each(ctx, s.db.Read(), func(r *sql.Rows) error {
 		var x Reported
 		var heard, applied int64
 		var refused, body string
@@ -328,6 +370,12 @@ func reported(ctx context.Context, q querier, tail string, args ...any) (all []R
 		}
 		if err := decode(body, &x.Report); err != nil {
 			return err
+		}
+		s.mu.Lock()
+		k := s.kept[x.Node]
+		s.mu.Unlock()
+		if k.number > x.Report.Number { // it said the same again since
+			x.Report.Number, x.Heard = k.number, k.heard
 		}
 		all = append(all, x)
 		return nil

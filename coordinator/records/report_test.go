@@ -158,6 +158,47 @@ func TestEqualReportsCostNothing(t *testing.T) {
 	}
 }
 
+// TestTheSameAgainIsRememberedNotWritten: the number still orders what comes, who asks hears of the last
+// word, and now and then it is written.
+func TestTheSameAgainIsRememberedNotWritten(t *testing.T) {
+	m := newMesh(t)
+	m.node("db1")
+	m.declared("db1", 1)
+	size := func() int64 { return must(os.Stat(m.path + "-wal")).Size() }
+	first := rep("db1", 1, 1, report.Applied)
+	first.FreeDisk, first.Apply.TookMS = 5<<30, 40
+	m.hear(first)
+	before := size()
+	m.clk.Advance(time.Minute)
+	again := rep("db1", 2, 1, report.Applied)
+	again.FreeDisk, again.Profile = 5<<30+1<<20, nil // a log line, and a profile that was said before
+	if got := m.hear(again)[0]; got.News || !got.Known {
+		t.Errorf("heard %+v", got)
+	}
+	if after := size(); after != before {
+		t.Errorf("the log grew from %d to %d bytes", before, after)
+	}
+	have := must(m.store.Report(t.Context(), "db1"))
+	if have.Report.Number != 2 || !have.Heard.Equal(start.Add(time.Minute)) || have.Account.TookMS != 40 {
+		t.Errorf("kept %+v", have)
+	}
+	other := rep("db1", 2, 1, report.Failed)
+	if got := m.hear(other)[0]; got.News {
+		t.Error("a report with a number that was heard is news")
+	}
+	m.clk.Advance(time.Hour)
+	third := rep("db1", 3, 1, report.Applied)
+	third.FreeDisk = 5<<30 + 2<<20
+	if got := m.hear(third)[0]; got.News || size() == before {
+		t.Errorf("after an hour: heard %+v, the log has %d bytes as before", got, size())
+	}
+	m.ok(m.store.Close())
+	m.open()
+	if have := must(m.store.Report(t.Context(), "db1")); have.Report.Number != 3 || have.Report.FreeDisk != third.FreeDisk {
+		t.Errorf("after a restart %+v", have)
+	}
+}
+
 func TestReportOfNobody(t *testing.T) {
 	m := newMesh(t)
 	m.node("db1")
