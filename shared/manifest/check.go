@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"unicode/utf8"
 
 	"mesh/shared/subject"
@@ -65,16 +66,12 @@ func (c *checker) shape(v reflect.Value, at string) {
 			c.shape(v.Elem(), at)
 		}
 	case reflect.Struct:
-		for i, f := range reflect.VisibleFields(v.Type()) {
-			key := Key(f)
-			if key == "" { // a type of another package, which reads itself from text
+		for _, f := range fieldsOf(v.Type()) {
+			if f.required && v.Field(f.index).IsZero() {
+				c.say(Join(at, f.key), "is missing: it has to be there and not empty")
 				continue
 			}
-			if f.Tag.Get("mesh") == "required" && v.Field(i).IsZero() {
-				c.say(Join(at, key), "is missing: it has to be there and not empty")
-				continue
-			}
-			c.shape(v.Field(i), Join(at, key))
+			c.shape(v.Field(f.index), Join(at, f.key))
 		}
 	case reflect.Map:
 		for _, k := range slices.SortedFunc(maps.Keys(toMap(v)), strings.Compare) {
@@ -87,6 +84,32 @@ func (c *checker) shape(v reflect.Value, at string) {
 	case reflect.String:
 		c.text(v, at)
 	}
+}
+
+// keyed is a field with a key.
+type keyed struct {
+	index    int
+	key      string
+	required bool
+}
+
+var keyedFields sync.Map // reflect.Type -> []keyed; grows with the number of types only
+
+// fieldsOf are the fields of t that a manifest can give; a type of another package, which reads itself
+// from text, has none.
+func fieldsOf(t reflect.Type) []keyed {
+	if all, ok := keyedFields.Load(t); ok {
+		return all.([]keyed)
+	}
+	var all []keyed
+	for i := range t.NumField() {
+		f := t.Field(i)
+		if key := Key(f); key != "" && f.IsExported() {
+			all = append(all, keyed{i, key, f.Tag.Get("mesh") == "required"})
+		}
+	}
+	keyedFields.Store(t, all)
+	return all
 }
 
 func toMap(v reflect.Value) map[string]struct{} {

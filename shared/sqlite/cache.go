@@ -93,7 +93,7 @@ func (c *conn) statement(ctx context.Context, query string) (*kept, error) {
 			return nil, err
 		}
 	}
-	s, err := c.PrepareContext(ctx, query)
+	s, err := c.fullConn.PrepareContext(ctx, query)
 	if err != nil {
 		return nil, err
 	}
@@ -112,6 +112,46 @@ func (c *conn) drop() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// PrepareContext lends the kept statement of query.
+func (c *conn) PrepareContext(ctx context.Context, query string) (driver.Stmt, error) {
+	k, err := c.statement(ctx, query)
+	if err != nil {
+		return nil, err
+	}
+	if k == nil {
+		return c.fullConn.PrepareContext(ctx, query)
+	}
+	return lent{c, query}, nil
+}
+
+// lent is a kept statement in the hands of somebody who prepared it: it is closed with the connection.
+type lent struct {
+	c     *conn
+	query string
+}
+
+// Close gives it back.
+func (lent) Close() error { return nil }
+
+// NumInput is not known, as with the driver's own.
+func (lent) NumInput() int { return -1 }
+
+// Exec is not used: there is ExecContext.
+func (lent) Exec([]driver.Value) (driver.Result, error) { return nil, driver.ErrSkip }
+
+// Query is not used: there is QueryContext.
+func (lent) Query([]driver.Value) (driver.Rows, error) { return nil, driver.ErrSkip }
+
+// ExecContext runs it.
+func (l lent) ExecContext(ctx context.Context, args []driver.NamedValue) (driver.Result, error) {
+	return l.c.ExecContext(ctx, l.query, args)
+}
+
+// QueryContext runs it and returns its rows.
+func (l lent) QueryContext(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
+	return l.c.QueryContext(ctx, l.query, args)
 }
 
 // ExecContext runs query.

@@ -109,6 +109,34 @@ func TestAStatementInUseIsNotSharedWithItself(t *testing.T) {
 	}
 }
 
+func TestAPreparedStatementIsTheKeptOne(t *testing.T) {
+	ctx, db := t.Context(), openCached(t)
+	for round := range 2 {
+		err := db.Write(ctx, func(tx *sql.Tx) error {
+			s, err := tx.PrepareContext(ctx, `INSERT INTO t (a, b) VALUES (?, ?)`)
+			if err != nil {
+				return err
+			}
+			for i := range 3 {
+				if _, err := s.ExecContext(ctx, 10*round+i, "x"); err != nil {
+					return err
+				}
+			}
+			return s.Close()
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	var n int
+	if err := db.Read().QueryRowContext(ctx, `SELECT count(*) FROM t`).Scan(&n); err != nil || n != 6 {
+		t.Errorf("%d rows, %v", n, err)
+	}
+	if k := insideWriter(t, db)[`INSERT INTO t (a, b) VALUES (?, ?)`]; k == nil || k.busy {
+		t.Errorf("the statement is not kept: %v", k)
+	}
+}
+
 func TestKeptStatementsFollowTheSchema(t *testing.T) {
 	ctx, db := t.Context(), openCached(t)
 	count := func() (n int) {
