@@ -13,7 +13,6 @@ import (
 	"log/slog"
 	"maps"
 	"math/rand/v2"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -79,7 +78,7 @@ type Conn struct {
 
 	mu      sync.Mutex // guards the fields below
 	waiters map[string]map[*waiter]struct{}
-	follows map[*nats.Subscription]*follow
+	follows map[*follow]struct{}
 	onState map[int]func(up bool)
 	nextUp  int
 	since   time.Time
@@ -113,7 +112,7 @@ func Connect(ctx context.Context, o Options) (*Conn, error) {
 		o.Log = slog.New(slog.NewTextHandler(io.Discard, nil))
 	}
 	c := &Conn{principal: o.Principal, log: o.Log, clk: o.Clock, once: o.Once, bound: PublishBound, since: o.Clock.Now(),
-		waiters: map[string]map[*waiter]struct{}{}, follows: map[*nats.Subscription]*follow{}, onState: map[int]func(bool){}, said: map[string]struct{}{}}
+		waiters: map[string]map[*waiter]struct{}{}, follows: map[*follow]struct{}{}, onState: map[int]func(bool){}, said: map[string]struct{}{}}
 	c.dialer = newDialer(ctx, cmp.Or(o.bound, connectBound), o.Lazy && !o.Once)
 	opts, err := c.options(o)
 	if err != nil {
@@ -327,173 +326,10 @@ func (c *Conn) change(up bool, err error) {
 	}
 }
 
-// cancelWaiters ends the asks at sub, all when it is empty, and says how many. It holds mu.
-func (c *Conn) cancelWaiters(sub string, why error) (n int) {
-	for s, ws := range c.waiters {
-		if sub != "" && s != sub {
-			continue
-		}
-		for w := range ws {
-			w.cancel(why)
-			n++
-		}
-	}
-	return n
-}
-
 func (c *Conn) noteErr(err error) {
 	c.mu.Lock()
 	c.lastErr = err
 	c.mu.Unlock()
-}
-
-var (
-	deniedPublish   = regexp.MustCompile(`Permissions Violation for Publish to "([^"]+)"`)
-	deniedSubscribe = regexp.MustCompile(`Permissions Violation for Subscription to "([^"]+)"(?: using queue "([^"]+)")?( \(sid)?`)
-)
-
-// asyncError turns the bus's late word about a refusal into the error of whoever waits for it. What
-// nobody waits for is logged, once for each text and connection.
-func (c *Conn) asyncError(_ *nats.Conn, sub *nats.Subscription, err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	heard := false
-	if m := deniedPublish.FindStringSubmatch(err.Error()); m != nil {
-		heard = c.cancelWaiters(m[1], fmt.Errorf("%w a publish to %s", ErrRefused, m[1])) > 0
-	} else if m := deniedSubscribe.FindStringSubmatch(err.Error()); m != nil {
-		heard = c.refusedSubscription(m[1], m[2], m[3] != "")
-	}
-	if errors.Is(err, nats.ErrPermissionViolation) {
-		c.heard = err
-	}
-	for _, f := range c.follows {
-		if f.behind {
-			f.behind = false
-			f.kick()
-		}
-	}
-	if _, said := c.said[err.Error()]; !heard && !said && len(c.said) < saidMax {
-		c.said[err.Error()] = struct{}{}
-		c.log.Warn("bus", "subject", subjectOf(sub), "err", err)
-	}
-}
-
-// refusedSubscription notes the refusal and says whether somebody waits for it. After a reload that
-// narrowed the rights the client still takes the subscription for valid, so this word is its end; that
-// word names no queue. It holds mu.
-func (c *Conn) refusedSubscription(sub, queue string, reload bool) (heard bool) {
-	for s, f := range c.follows {
-		if s.Subject == sub && (reload || s.Queue == queue) {
-			heard, f.denied = true, true
-			f.kick()
-		}
-	}
-	if inbox := subject.Inbox(c.principal) + "."; strings.HasPrefix(sub, inbox) {
-		c.deaf = fmt.Errorf("%w: %w", ErrRefused, refusal.New("answers for this credential", "the bus lets its key hear no "+inbox+">: the credential names another principal than its key belongs to", "ask for a new credential"))
-		c.deafAt = c.clk.Now()
-		heard = c.cancelWaiters("", c.deaf) > 0 || heard
-	}
-	return heard
-}
-
-func subjectOf(s *nats.Subscription) string {
-	if s == nil {
-		return ""
-	}
-	return s.Subject
-}
-
-// Ask publishes m and waits for one answer, bounded by ctx. A refusal by the bus is noticed at once, and
-// so is the loss of the connection: whether m was heard is not known then.
-func (c *Conn) Ask(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
-	if !c.isUp() || !c.nc.IsConnected() {
-		return nil, fmt.Errorf("ask %s: %w", m.Subject, ErrAway)
-	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	leave, err := c.await(m.Subject, cancel)
-	if err != nil {
-		c.mend()
-		return nil, fmt.Errorf("ask %s: %w", m.Subject, err)
-	}
-	defer leave()
-	answer, err := c.nc.RequestMsgWithContext(ctx, m)
-	if err != nil {
-		return nil, fmt.Errorf("ask %s: %w", m.Subject, c.why(ctx, err))
-	}
-	return answer, nil
-}
-
-// await has cancel called with the reason when the bus refuses sub, until leave.
-func (c *Conn) await(sub string, cancel context.CancelCauseFunc) (leave func(), err error) {
-	w := &waiter{cancel}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.deaf != nil {
-		return nil, c.deaf
-	}
-	if c.waiters[sub] == nil {
-		c.waiters[sub] = map[*waiter]struct{}{}
-	}
-	c.waiters[sub][w] = struct{}{}
-	return func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		delete(c.waiters[sub], w)
-		if len(c.waiters[sub]) == 0 {
-			delete(c.waiters, sub)
-		}
-	}, nil
-}
-
-// mend makes a new connection for one that is deaf: the list may have changed since, which the client
-// does not notice.
-func (c *Conn) mend() {
-	c.mu.Lock()
-	now := c.clk.Now()
-	due := c.deaf != nil && !c.once && now.Sub(c.deafAt) >= followPause
-	if due {
-		c.deafAt = now
-	}
-	c.mu.Unlock()
-	if due {
-		c.log.Info("bus: connecting again to hear answers")
-		if err := c.nc.ForceReconnect(); err != nil {
-			c.log.Debug("bus: connecting again", "err", err)
-		}
-	}
-}
-
-// why is the reason behind err: that of ctx when it has one, ErrAway when the connection is gone.
-func (c *Conn) why(ctx context.Context, err error) error {
-	if cause := context.Cause(ctx); cause != nil && cause != ctx.Err() {
-		if errors.Is(cause, ErrRefused) || errors.Is(cause, ErrAway) {
-			return cause
-		}
-		return fmt.Errorf("%w: %w", cause, err)
-	}
-	return away(err)
-}
-
-// away makes ErrAway of what the client says without a connection.
-func away(err error) error {
-	for _, gone := range []error{nats.ErrConnectionClosed, nats.ErrConnectionReconnecting, nats.ErrReconnectBufExceeded, nats.ErrDisconnected, nats.ErrStaleConnection} {
-		if errors.Is(err, gone) {
-			return fmt.Errorf("%w: %w", ErrAway, err)
-		}
-	}
-	return err
-}
-
-// Say publishes without waiting; it fails when there is no connection. A refusal by the bus is logged.
-func (c *Conn) Say(subject string, data []byte) error {
-	if !c.isUp() || !c.nc.IsConnected() {
-		return fmt.Errorf("say %s: %w", subject, ErrAway)
-	}
-	if err := c.nc.Publish(subject, data); err != nil {
-		return fmt.Errorf("say %s: %w", subject, away(err))
-	}
-	return nil
 }
 
 // Probe makes a connection of its own, sees it answer, and closes it: proof that new flows to the bus

@@ -24,7 +24,7 @@ type follow struct {
 	drain bool
 	look  chan struct{} // capacity 1: one look pending is enough
 
-	// Guarded by Conn.mu; both are of the subscription in place.
+	// Guarded by Conn.mu; both are of the subscription that is being made or in place.
 	denied bool // the bus refused it
 	behind bool // it waits until asyncError has heard what the client has
 }
@@ -39,7 +39,7 @@ func (f *follow) kick() {
 func (c *Conn) kickAll() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, f := range c.follows {
+	for f := range c.follows {
 		f.kick()
 	}
 }
@@ -93,7 +93,15 @@ func (c *Conn) keep(ctx context.Context, f *follow, subscribed func()) error {
 
 // hold keeps one subscription until ctx ends or the bus refuses it.
 func (c *Conn) hold(ctx context.Context, f *follow, inPlace func()) (refused bool, err error) {
-	done := make(chan struct{})
+	c.mu.Lock() // before the subscription: its refusal may come at once
+	f.denied, f.behind = false, false
+	c.follows[f] = struct{}{}
+	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.follows, f)
+	}()
 	s, err := c.nc.QueueSubscribe(f.sub, f.queue, f.h)
 	if err != nil {
 		if ctx.Err() != nil {
@@ -101,15 +109,9 @@ func (c *Conn) hold(ctx context.Context, f *follow, inPlace func()) (refused boo
 		}
 		return false, fmt.Errorf("follow %s: %w", f.sub, away(err))
 	}
+	done := make(chan struct{})
 	s.SetClosedHandler(func(string) { close(done) })
-	c.mu.Lock()
-	f.denied, f.behind = false, false
-	c.follows[s] = f
-	c.mu.Unlock()
 	defer func() {
-		c.mu.Lock()
-		delete(c.follows, s)
-		c.mu.Unlock()
 		if e := c.leave(ctx, f, s, done); err == nil {
 			err = e
 		}

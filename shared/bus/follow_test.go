@@ -236,6 +236,49 @@ func TestNoHandlerRunsAfterFollow(t *testing.T) {
 	}
 }
 
+// What has come when the time is up is handed over: an ask among it waits for an answer.
+func TestAnswerHandsOverWhatHasCome(t *testing.T) {
+	b := testbus.Start(t)
+	core, other := b.Connect(t, "coordinator"), b.Connect(t, "coordinator")
+	b.Edit(t, func(u *grant.User) { u.Subscribe = append(u.Subscribe, "$JS.API.x q") })
+	ctx, cancel := context.WithCancel(t.Context())
+	begun, goOn := make(chan struct{}, 16), make(chan struct{})
+	subscribed, ended := make(chan struct{}, 1), make(chan error, 1)
+	go func() {
+		ended <- core.Answer(ctx, "$JS.API.x", "q", func(*nats.Msg) {
+			begun <- struct{}{}
+			<-goOn
+		}, func() { subscribed <- struct{}{} })
+	}()
+	waitfor.Value(t, "the subscription", atOnce, subscribed)
+	for range 4 {
+		if err := core.Say("$JS.API.x", nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := core.NATS().FlushTimeout(atOnce); err != nil {
+		t.Fatal(err)
+	}
+	waitfor.Value(t, "the first", atOnce, begun)
+	cancel()
+	come := 3
+	waitfor.True(t, "the bus to know that nobody is there", atOnce, func() (bool, any) {
+		_, err := other.NATS().Request("$JS.API.x", nil, 20*time.Millisecond)
+		if errors.Is(err, nats.ErrNoResponders) {
+			return true, nil
+		}
+		come++ // it came in time
+		return false, err
+	})
+	close(goOn)
+	if err := waitfor.Value(t, "the end", atOnce, ended); err != nil {
+		t.Error(err)
+	}
+	if n := len(begun); n != come {
+		t.Errorf("%d of the %d that had come were handed over", n, come)
+	}
+}
+
 // BUS-4: asserting keeps messages, restores what differs, and leaves what is not the mesh's.
 func TestAssertIsTheOneDerivation(t *testing.T) {
 	b := testbus.Start(t)
