@@ -240,19 +240,21 @@ func TestNoHandlerRunsAfterFollow(t *testing.T) {
 func TestAnswerHandsOverWhatHasCome(t *testing.T) {
 	b := testbus.Start(t)
 	core, other := b.Connect(t, "coordinator"), b.Connect(t, "coordinator")
-	b.Edit(t, func(u *grant.User) { u.Subscribe = append(u.Subscribe, "$JS.API.x q") })
+	b.Edit(t, func(u *grant.User) {
+		u.Publish, u.Subscribe = append(u.Publish, "test.x"), append(u.Subscribe, "test.x q")
+	})
 	ctx, cancel := context.WithCancel(t.Context())
 	begun, goOn := make(chan struct{}, 16), make(chan struct{})
 	subscribed, ended := make(chan struct{}, 1), make(chan error, 1)
 	go func() {
-		ended <- core.Answer(ctx, "$JS.API.x", "q", func(*nats.Msg) {
+		ended <- core.Answer(ctx, "test.x", "q", func(*nats.Msg) {
 			begun <- struct{}{}
 			<-goOn
 		}, func() { subscribed <- struct{}{} })
 	}()
 	waitfor.Value(t, "the subscription", atOnce, subscribed)
 	for range 4 {
-		if err := core.Say("$JS.API.x", nil); err != nil {
+		if err := core.Say("test.x", nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -263,7 +265,7 @@ func TestAnswerHandsOverWhatHasCome(t *testing.T) {
 	cancel()
 	come := 3
 	waitfor.True(t, "the bus to know that nobody is there", atOnce, func() (bool, any) {
-		_, err := other.NATS().Request("$JS.API.x", nil, 20*time.Millisecond)
+		_, err := other.NATS().Request("test.x", nil, 20*time.Millisecond)
 		if errors.Is(err, nats.ErrNoResponders) {
 			return true, nil
 		}
