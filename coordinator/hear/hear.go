@@ -202,7 +202,7 @@ func (h *Hearer) take(ctx context.Context, batch []jetstream.Msg) error {
 			h.complain("report of a node that is not in the mesh", string(x.Node), nil)
 			continue
 		}
-		if h.cfg.Heard != nil {
+		if h.cfg.Heard != nil && !x.Old { // one that comes late undoes nothing
 			h.cfg.Heard(x, got[i].Report)
 		}
 		h.events.of(x, now)

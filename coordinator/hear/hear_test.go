@@ -161,11 +161,18 @@ func say(t *testing.T, c *bus.Conn, node string, r report.Report) {
 func TestReportsAreRecordedAndSaid(t *testing.T) {
 	b := testbus.Start(t, testbus.Node("n1"))
 	s := store(t, b, "n1")
+	build, _, err := s.Register(t.Context(), records.By{Who: "test"}, records.Registration{Manifest: json.RawMessage(`{"module":"notes"}`)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Assign(t.Context(), records.By{Who: "test"}, []subject.Node{"n1"}, "notes", records.AssignSet{}); err != nil {
+		t.Fatal(err)
+	}
 	r := start(t, b, s, 2) // the disk is full at first: the report waits
 	events := follow(t, b)
 	n1 := b.Connect(t, "node-n1")
 	say(t, n1, "n1", a("n1", 1, func(r *report.Report) {
-		r.Modules = []report.Module{{Name: "notes", Build: "build-1", State: report.Running}}
+		r.Modules = []report.Module{{Name: "notes", Build: build.ID, State: report.Running}}
 	}))
 	h := waitfor.Value(t, "the report to be heard", soon, r.heard)
 	if !h.Known || !h.News || len(h.Runs) != 1 {
@@ -180,19 +187,19 @@ func TestReportsAreRecordedAndSaid(t *testing.T) {
 	}
 	var runs controller.NodeRuns
 	event(t, events, controller.NodeRunsEvent, &runs)
-	if runs.Node != "n1" || runs.Module != "notes" || runs.Build != "build-1" || runs.At.IsZero() {
+	if runs.Node != "n1" || runs.Module != "notes" || runs.Build != build.ID || runs.At.IsZero() {
 		t.Errorf("event %+v", runs)
 	}
 	// The same again, under another number, says nothing (NOD-9); a refusal does.
 	say(t, n1, "n1", a("n1", 2, func(r *report.Report) {
-		r.Modules = []report.Module{{Name: "notes", Build: "build-1", State: report.Running}}
+		r.Modules = []report.Module{{Name: "notes", Build: build.ID, State: report.Running}}
 	}))
 	if h := waitfor.Value(t, "the repetition", soon, r.heard); h.News {
 		t.Errorf("a repetition is news: %+v", h)
 	}
 	say(t, n1, "n1", a("n1", 3, func(r *report.Report) {
 		r.Apply = report.Apply{Seq: 2, Outcome: report.Refused, Refused: &refusal.Refusal{What: "a declaration", Why: "unknown field"}}
-		r.Modules = []report.Module{{Name: "notes", Build: "build-1", State: report.Running}}
+		r.Modules = []report.Module{{Name: "notes", Build: build.ID, State: report.Running}}
 	}))
 	var no controller.NodeRefusal
 	event(t, events, controller.NodeRefusedEvent, &no)

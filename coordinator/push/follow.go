@@ -11,6 +11,9 @@ import (
 	"mesh/shared/subject"
 )
 
+// mostWords bounds in bytes each text of a refusal: a push to all is shown in one message.
+const mostWords = 300
+
 // Heard takes what a node reported about the declaration it last accepted or refused.
 func (e *Engine) Heard(node subject.Node, a report.Apply) {
 	e.mu.Lock()
@@ -46,9 +49,9 @@ func judge(seq uint64, a report.Apply) (state controller.PushState, why *refusal
 	case report.Applied:
 		return controller.PushApplied, nil, note
 	case report.Failed:
-		return controller.PushFailed, a.Refused, note
+		return controller.PushFailed, report.Shorten(a.Refused, mostWords), note
 	case report.Refused:
-		return controller.PushRefused, a.Refused, note
+		return controller.PushRefused, report.Shorten(a.Refused, mostWords), note
 	}
 	return "", nil, ""
 }

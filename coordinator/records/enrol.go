@@ -42,7 +42,7 @@ func (s *Store) Enrol(ctx context.Context, ask EnrolAsk) (EnrolAnswer, error) {
 		return EnrolAnswer{}, err
 	}
 	var answer EnrolAnswer
-	err := s.act(ctx, By{Who: "invitation-" + ask.Invitation, Why: "enrolment"}, "enrol", func(t *tx) error {
+	err := s.act(ctx, By{Who: "invitation-" + ask.Invitation}, "enrol", func(t *tx) error {
 		in, err := invitation(ctx, t, ask.Invitation)
 		if err != nil {
 			return err
@@ -92,7 +92,9 @@ func open(in Invitation, now time.Time) error {
 func (t *tx) answerAgain(in Invitation, ask EnrolAsk) (EnrolAnswer, error) {
 	do := fmt.Sprintf("make a new one for this machine: mesh-coordinator node invite %s", in.Node)
 	if in.UsedBy != ask.Key {
-		return EnrolAnswer{}, refusal.Newf("the invitation "+in.ID, do, "another machine used it %s", in.Used.Format(time.RFC3339))
+		return EnrolAnswer{}, refusal.Newf("the invitation "+in.ID,
+			fmt.Sprintf("make one under another name: mesh-coordinator node invite <name>; if that machine is none of yours: mesh-coordinator node remove %s", in.Node),
+			"another machine used it %s", in.Used.Format(time.RFC3339))
 	}
 	var answer, curve, id string
 	var here bool
@@ -140,7 +142,7 @@ func (t *tx) letIn(in Invitation, ask EnrolAsk) (EnrolAnswer, error) {
 		t.now.UnixMilli(), ask.Key, id, encode(answer), in.ID); err != nil {
 		return EnrolAnswer{}, err
 	}
-	return answer, t.note("enrol", fmt.Sprintf("node %s by invitation %s", in.Node, in.ID), in.Node, "")
+	return answer, t.note("enrol", "node "+string(in.Node), in.Node, "")
 }
 
 // AddNode enrols a machine without an invitation: the one mesh begins on, at genesis (NOD-3).

@@ -76,7 +76,7 @@ func TestEnrolAgain(t *testing.T) {
 	if all := must(m.store.Nodes(t.Context())); len(all) != 1 || all[0].Key != a.Key {
 		t.Errorf("the nodes are %+v", all)
 	}
-	m.refused(second(m.enrol(inv, ask())), "another machine used it", "node invite db1")
+	m.refused(second(m.enrol(inv, ask())), "another machine used it", "node invite <name>", "node remove db1")
 	other := a
 	other.Curve = curveKey()
 	m.refused(second(m.enrol(inv, other)), "another curve key")

@@ -25,6 +25,7 @@ import (
 	"mesh/shared/clock"
 	"mesh/shared/manifest"
 	"mesh/shared/refusal"
+	"mesh/shared/report"
 	"mesh/shared/sqlite"
 	"mesh/shared/subject"
 )
@@ -213,9 +214,4 @@ func decode(text string, v any) error {
 	return nil
 }
 
-func clip(s string) string {
-	if len(s) > 60 {
-		return s[:60] + "…"
-	}
-	return s
-}
+func clip(s string) string { return report.Cut(s, 60) }

@@ -25,6 +25,8 @@ type Heard struct {
 	Node subject.Node
 	// Known: the node is in the mesh. A report of another is not kept.
 	Known bool
+	// Old: a later one was heard before; it says nothing of how the node is now.
+	Old bool
 	// News: it says something that the report kept before did not.
 	News bool
 	// Past: it is about a declaration that the mesh has moved past, so the account of the apply stays as
@@ -95,6 +97,7 @@ func (s *Store) recordReports(ctx context.Context, batch []Received) ([]Heard, e
 			k = staged
 		}
 		if r.Report.Number <= k.number {
+			out[i].Old = r.Report.Number < k.number
 			continue
 		}
 		e := entry{i: i, report: withProfile(r.Report, k.profile), heard: r.Heard}
@@ -267,7 +270,10 @@ func (rec *recorder) record(s *Store, out *Heard, e entry) error {
 			k.account = Account{r.Apply.Seq, r.Apply.Outcome, r.Apply.Refused, r.Apply.TookMS, e.heard}
 			out.Refused = newlyRefused(account, k.account)
 		}
-		runs := running(r.Modules)
+		runs, err := rec.placed(s, id, running(r.Modules))
+		if err != nil {
+			return err
+		}
 		out.Runs = newlyRunning(k.runs, runs)
 		top, facts := max(k.top, r.Apply.Seq), factsOf(r)
 		if facts != k.facts || top > max(k.top, declared) {
@@ -287,6 +293,36 @@ func running(modules []report.Module) (runs []Runs) {
 		}
 	}
 	return runs
+}
+
+// placed are those of runs that the mesh knows of: a module assigned to the node, with one of its builds. A
+// machine that says otherwise fills nobody's events.
+func (rec *recorder) placed(s *Store, node int64, runs []Runs) ([]Runs, error) {
+	if len(runs) == 0 {
+		return nil, nil
+	}
+	modules, err := texts(rec.ctx, rec.Tx, `SELECT module FROM assignment WHERE node = ?`, node)
+	if err != nil {
+		return nil, err
+	}
+	here := make(map[subject.Module]bool, len(modules))
+	for _, m := range modules {
+		here[subject.Module(m)] = true
+	}
+	var known []Runs
+	for _, r := range runs {
+		if !here[r.Module] {
+			continue
+		}
+		here[r.Module] = false // each once
+		switch b, err := s.build(rec.ctx, rec.Tx, r.Build); {
+		case err == nil && b.Module == r.Module:
+			known = append(known, r)
+		case err != nil && !errors.Is(err, ErrUnknown):
+			return nil, err
+		}
+	}
+	return known, nil
 }
 
 // newlyRunning are those of have that are not in had.

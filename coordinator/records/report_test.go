@@ -42,7 +42,7 @@ func TestReportsAreOrderedByNumber(t *testing.T) {
 	r4 := rep("db1", 4, 1, report.Applying)
 	r4.Uplinks = nil
 	got := m.hear(r5, r4, r5)
-	if !got[0].News || got[1].News || got[2].News || !got[1].Known {
+	if !got[0].News || got[1].News || got[2].News || !got[1].Known || !got[1].Old || got[2].Old {
 		t.Errorf("heard %+v", got)
 	}
 	have := must(m.store.Report(t.Context(), "db1"))
@@ -62,23 +62,24 @@ func TestReportsAreOrderedByNumber(t *testing.T) {
 func TestPastReport(t *testing.T) {
 	m := newMesh(t)
 	m.node("db1")
+	build := m.notesOn("db1", "one")
 	m.declared("db1", 5)
 	m.hear(rep("db1", 1, 5, report.Applied))
 	m.declared("db1", 6)
 	m.clk.Advance(time.Minute)
 	late := rep("db1", 2, 5, report.Failed)
 	late.Uplinks = []string{"eth0", "eth1"}
-	late.Modules = []report.Module{{Name: "notes", Build: "build-1", State: report.Running}}
+	late.Modules = []report.Module{{Name: "notes", Build: build, State: report.Running}}
 	got := m.hear(late)[0]
-	want := records.Heard{Node: "db1", Known: true, News: true, Past: true, Runs: []records.Runs{{Module: "notes", Build: "build-1"}}}
+	want := records.Heard{Node: "db1", Known: true, News: true, Past: true, Runs: []records.Runs{{Module: "notes", Build: build}}}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Errorf("heard (-want +got):\n%s", d)
 	}
 	have := must(m.store.Report(t.Context(), "db1"))
-	if have.Outcome != report.Applied || have.Seq != 5 || !have.Account.Heard.Equal(start) {
+	if have.Outcome != report.Applied || have.Seq != 5 || !have.Account.Heard.Equal(have.Heard.Add(-time.Minute)) {
 		t.Errorf("the account changed: %+v", have.Account)
 	}
-	if len(have.Report.Uplinks) != 2 || !have.Heard.Equal(start.Add(time.Minute)) {
+	if len(have.Report.Uplinks) != 2 {
 		t.Errorf("what it says of the machine was not kept: %+v", have.Report)
 	}
 	if w := must(m.store.Waiting(t.Context())); w["db1"] != "declaration 6 was not sent" {
@@ -99,9 +100,19 @@ func TestPastReport(t *testing.T) {
 }
 
 // TestNews: what the events node-runs and node-refused are said from (NOD-9).
+// notesOn registers the module notes, assigns it to n and returns its build.
+func (m *mesh) notesOn(n subject.Node, description string) string {
+	m.Helper()
+	b := m.module(`{"module":"notes","description":"` + description + `"}`)
+	m.ok(m.assign("notes", records.AssignSet{}, n))
+	return b.ID
+}
+
 func TestNews(t *testing.T) {
 	m := newMesh(t)
 	m.node("db1")
+	build1 := m.notesOn("db1", "one")
+	build2 := m.notesOn("db1", "two")
 	m.declared("db1", 2)
 	runs := func(number uint64, build string, s report.State) *report.Report {
 		r := rep("db1", number, 2, report.Applied)
@@ -113,7 +124,7 @@ func TestNews(t *testing.T) {
 		r.Apply.Refused = &refusal.Refusal{What: "a declaration", Why: why, Do: "push"}
 		return r
 	}
-	one := []records.Runs{{Module: "notes", Build: "build-1"}}
+	one := []records.Runs{{Module: "notes", Build: build1}}
 	for i, tt := range []struct {
 		name    string
 		r       *report.Report
@@ -121,21 +132,27 @@ func TestNews(t *testing.T) {
 		runs    []records.Runs
 		refused *records.NodeRefused
 	}{
-		{"pending", runs(1, "build-1", report.Pending), true, nil, nil},
-		{"it runs", runs(2, "build-1", report.Running), true, one, nil},
-		{"the same again", runs(3, "build-1", report.Running), false, nil, nil},
-		{"it fails", runs(4, "build-1", report.Broken), true, nil, nil},
-		{"it runs again", runs(5, "build-1", report.Running), true, one, nil},
-		{"another build", runs(6, "build-2", report.Running), true, []records.Runs{{Module: "notes", Build: "build-2"}}, nil},
-		{"refused", refuses(7, 3, "unknown field"), true, nil, &records.NodeRefused{Seq: 3, Why: "a declaration: unknown field"}},
-		{"refused still", refuses(8, 3, "unknown field"), false, nil, nil},
-		{"for another reason", refuses(9, 3, "signature"), true, nil, &records.NodeRefused{Seq: 3, Why: "a declaration: signature"}},
-		{"another one", refuses(10, 4, "signature"), true, nil, &records.NodeRefused{Seq: 4, Why: "a declaration: signature"}},
+		{"pending", runs(1, build1, report.Pending), true, nil, nil},
+		{"it runs", runs(2, build1, report.Running), true, one, nil},
+		{"the same again", runs(3, build1, report.Running), false, nil, nil},
+		{"it fails", runs(4, build1, report.Broken), true, nil, nil},
+		{"it runs again", runs(5, build1, report.Running), true, one, nil},
+		{"another build", runs(6, build2, report.Running), true, []records.Runs{{Module: "notes", Build: build2}}, nil},
+		{"a build that nobody made", runs(7, "build-7", report.Running), true, nil, nil},
+		{"refused", refuses(8, 3, "unknown field"), true, nil, &records.NodeRefused{Seq: 3, Why: "a declaration: unknown field"}},
+		{"refused still", refuses(9, 3, "unknown field"), false, nil, nil},
+		{"for another reason", refuses(10, 3, "signature"), true, nil, &records.NodeRefused{Seq: 3, Why: "a declaration: signature"}},
+		{"another one", refuses(11, 4, "signature"), true, nil, &records.NodeRefused{Seq: 4, Why: "a declaration: signature"}},
 	} {
 		got := m.hear(tt.r)[0]
 		if got.News != tt.news || !cmp.Equal(got.Runs, tt.runs) || !cmp.Equal(got.Refused, tt.refused) {
 			t.Errorf("%d %s: heard %+v", i, tt.name, got)
 		}
+	}
+	other := rep("db1", 12, 2, report.Applied)
+	other.Modules = []report.Module{{Name: "other", Build: build2, State: report.Running}, {Name: "notes", Build: build2, State: report.Running}, {Name: "notes", Build: build1, State: report.Running}}
+	if got := m.hear(other)[0]; !cmp.Equal(got.Runs, []records.Runs{{Module: "notes", Build: build2}}) {
+		t.Errorf("a module that nobody assigned, and one twice: heard %+v", got.Runs)
 	}
 }
 

@@ -25,6 +25,8 @@ const (
 	silentAfter = 90 * time.Second
 	// clockMost is how far a node's clock may be off before it is said.
 	clockMost = 5 * time.Minute
+	// mostWords bounds in bytes what a list says of one node; "node show" says the rest.
+	mostWords = 300
 )
 
 // known is all that is known of one node.
@@ -90,7 +92,7 @@ func failing(r records.Reported) string {
 	}
 	for _, m := range r.Report.Modules {
 		if m.State == report.Broken {
-			return strings.TrimSuffix(fmt.Sprintf("module %s: %s", m.Name, m.Detail), ": ")
+			return report.Cut(strings.TrimSuffix(fmt.Sprintf("module %s: %s", m.Name, m.Detail), ": "), mostWords)
 		}
 	}
 	return ""
@@ -100,7 +102,7 @@ func words(r *refusal.Refusal) string {
 	if r == nil {
 		return "it did not say why"
 	}
-	return strings.Trim(r.What+": "+r.Why, ": ")
+	return report.Cut(strings.Trim(r.What+": "+r.Why, ": "), mostWords)
 }
 
 // all reads every node.

@@ -71,7 +71,7 @@ func refused(n subject.Node, err error) *refusal.Refusal {
 // push resolves each machine once, keeps what is new, and answers before it sends (PSH-2, MEM-6).
 func (s *Server) push(ctx context.Context, who string, ask controller.PushAsk) (controller.Push, error) {
 	if strings.TrimSpace(ask.Why) == "" {
-		return controller.Push{}, refusal.New("a push without a reason", "why: it is kept in the journal, for whoever looks later", `say why: --why "new greeting"`)
+		return controller.Push{}, refusal.New("a push without a reason", "it is kept in the journal, for whoever looks later", `say why: --why "new greeting"`)
 	}
 	names, object, err := s.selection(ctx, ask)
 	if err != nil {

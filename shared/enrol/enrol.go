@@ -48,6 +48,9 @@ func (a Ask) Check() error {
 	if err := credential.CheckCurveKey(a.Curve); err != nil {
 		return err
 	}
+	if err := a.Profile.Check(); err != nil {
+		return err
+	}
 	if n := len(a.MachineID); n == 0 || n > 64 {
 		return refusal.New("a machine without a machine id", "a clone could not be told from it", "make one with systemd-machine-id-setup and enrol again")
 	}

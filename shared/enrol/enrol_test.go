@@ -69,6 +69,15 @@ func TestDecodeAsk(t *testing.T) {
 	if _, err := enrol.DecodeAsk(make([]byte, 1<<20)); refusal.Of(err) == nil {
 		t.Errorf("a huge ask: %v", err)
 	}
+	garbage := ask(t)
+	garbage.Profile.Kernel = strings.Repeat("x", 60<<10)
+	b, err := json.Marshal(garbage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := enrol.DecodeAsk(b); refusal.Of(err) == nil || len(err.Error()) > 500 {
+		t.Errorf("a profile of 60 KiB: %.600v", err)
+	}
 }
 
 func FuzzDecodeAsk(f *testing.F) {

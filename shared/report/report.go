@@ -4,6 +4,7 @@ package report
 
 import (
 	"fmt"
+	"unicode/utf8"
 
 	"mesh/shared/refusal"
 	"mesh/shared/strict"
@@ -15,6 +16,11 @@ const (
 	Format = 1
 	// MaxSize is the largest report in bytes.
 	MaxSize = 1 << 20
+	// MaxCount bounds seqs and numbers: every store and every JSON reader holds them exactly.
+	MaxCount = 1 << 53
+	// maxFact bounds a fact of the machine, maxText a text for people: what is longer is cut.
+	maxFact = 256
+	maxText = 2 << 10
 )
 
 // Report is one word of a node.
@@ -160,13 +166,71 @@ func Decode(b []byte, node subject.Node) (*Report, error) {
 		return nil, fmt.Errorf("a report on the subject of %s names %s", node, r.Node)
 	case r.Number == 0:
 		return nil, fmt.Errorf("the report of %s has no number", node)
+	case r.Number > MaxCount || r.Apply.Seq > MaxCount:
+		return nil, fmt.Errorf("the report of %s has the number %d and the seq %d, the bound is %d", node, r.Number, r.Apply.Seq, uint64(MaxCount))
 	}
 	switch r.Apply.Outcome {
 	case None, Applying, Applied, Failed, Refused:
 	default:
 		return nil, fmt.Errorf("the report of %s has the outcome %q", node, r.Apply.Outcome)
 	}
+	for what, text := range map[string]string{"agent's version": r.Agent.Version, "agent's digest": r.Agent.Digest, "boot id": r.Boot, "tunnel": r.Tunnel} {
+		if len(text) > maxFact {
+			return nil, fmt.Errorf("the report of %s: the %s has %d bytes, the bound is %d", node, what, len(text), maxFact)
+		}
+	}
+	if r.Profile != nil {
+		if err := r.Profile.Check(); err != nil {
+			return nil, fmt.Errorf("the report of %s: %w", node, err)
+		}
+	}
+	r.shorten()
 	return &r, nil
+}
+
+// Check refuses facts that no machine has.
+func (p *Profile) Check() error {
+	for _, fact := range append([]string{p.MachineID, p.Hostname, p.OS, p.OSVersion, p.Kernel, p.Arch, p.Virtualization, p.Engine, p.NetworkManager, p.Cgroup}, p.Capabilities...) {
+		if len(fact) > maxFact {
+			return refusal.Newf("the machine's profile", "use the agent and the installer of this mesh's release", "a fact in it has %d bytes, the bound is %d", len(fact), maxFact)
+		}
+	}
+	return nil
+}
+
+// shorten cuts texts for people: lists of many nodes show them, and one node must not make such a list
+// larger than what a message takes.
+func (r *Report) shorten() {
+	r.Apply.Refused = Shorten(r.Apply.Refused, maxText)
+	for i := range r.Modules {
+		r.Modules[i].Build, r.Modules[i].Detail = Cut(r.Modules[i].Build, maxFact), Cut(r.Modules[i].Detail, maxText)
+	}
+	if r.Filter != nil {
+		r.Filter.Why = Cut(r.Filter.Why, maxText)
+	}
+	for i := range r.Problems {
+		r.Problems[i].Text = Cut(r.Problems[i].Text, maxText)
+	}
+}
+
+// Shorten is r with texts of at most n bytes each; r is not changed.
+func Shorten(r *refusal.Refusal, n int) *refusal.Refusal {
+	if r == nil {
+		return nil
+	}
+	return &refusal.Refusal{What: Cut(r.What, n), Why: Cut(r.Why, n), Do: Cut(r.Do, n)}
+}
+
+// Cut is text with at most n bytes and what follows them shown as "…", at a letter's end.
+func Cut(text string, n int) string {
+	if len(text) <= n {
+		return text
+	}
+	n -= len("…")
+	for n > 0 && !utf8.RuneStart(text[n]) {
+		n--
+	}
+	return text[:n] + "…"
 }
 
 // Heartbeat says that a node is alive.

@@ -2,9 +2,12 @@ package report_test
 
 import (
 	"encoding/json"
+	"math"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
+	"mesh/shared/refusal"
 	"mesh/shared/report"
 )
 
@@ -44,4 +47,43 @@ func FuzzDecode(f *testing.F) {
 func FuzzHeartbeat(f *testing.F) {
 	f.Add([]byte(`{"at":1,"seq":2}`))
 	f.Fuzz(func(t *testing.T, b []byte) { _, _ = report.DecodeHeartbeat(b) })
+}
+
+// TestDecodeBounds: one node's word cannot fill the lists that show many nodes, nor the columns of a store.
+func TestDecodeBounds(t *testing.T) {
+	long := strings.Repeat("é", 3000)
+	read := func(change func(*report.Report)) (*report.Report, error) {
+		r := report.Report{Format: report.Format, Mesh: "m", Node: "db1", Number: 1, Apply: report.Apply{Outcome: report.None}}
+		change(&r)
+		b, err := json.Marshal(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return report.Decode(b, "db1")
+	}
+	for name, change := range map[string]func(*report.Report){
+		"seq":     func(r *report.Report) { r.Apply.Seq = report.MaxCount + 1 },
+		"number":  func(r *report.Report) { r.Number = math.MaxUint64 },
+		"version": func(r *report.Report) { r.Agent.Version = long },
+		"tunnel":  func(r *report.Report) { r.Tunnel = long },
+		"profile": func(r *report.Report) { r.Profile = &report.Profile{Capabilities: []string{long}} },
+	} {
+		if _, err := read(change); err == nil {
+			t.Errorf("a %s past its bound was taken", name)
+		}
+	}
+	r, err := read(func(r *report.Report) {
+		r.Number = report.MaxCount
+		r.Apply.Refused = &refusal.Refusal{What: "x", Why: long, Do: "y"}
+		r.Modules = []report.Module{{Name: "notes", Detail: long}}
+		r.Problems = []report.Problem{{Text: long}}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{r.Apply.Refused.Why, r.Modules[0].Detail, r.Problems[0].Text} {
+		if len(text) > 2048 || len(text) < 2040 || !utf8.ValidString(text) || !strings.HasSuffix(text, "é…") {
+			t.Errorf("a text was cut to %d bytes, ending in %q", len(text), text[len(text)-8:])
+		}
+	}
 }
