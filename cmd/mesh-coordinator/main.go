@@ -21,6 +21,7 @@ import (
 	"mesh/shared/clock"
 	"mesh/shared/manifest"
 	"mesh/shared/refusal"
+	"mesh/shared/usage"
 )
 
 // Exit codes (OPS-2).
@@ -63,7 +64,7 @@ func run(ctx context.Context, a *app, args []string) int {
 	root.SetArgs(args)
 	root.SetOut(a.out)
 	root.SetErr(a.err)
-	err := root.ExecuteContext(ctx)
+	cmd, err := root.ExecuteContextC(ctx)
 	switch {
 	case err == nil:
 		return exitWell
@@ -72,7 +73,7 @@ func run(ctx context.Context, a *app, args []string) int {
 	case errors.Is(err, errUnknown):
 		return exitUnknown
 	case !a.started:
-		fmt.Fprintf(a.err, "wrong usage: %s\ndo: see mesh-coordinator --help\n", firstLine(err))
+		fmt.Fprintln(a.err, usage.Wrong(cmd, err))
 		return exitUnknown
 	}
 	say(a.err, err)
@@ -80,7 +81,7 @@ func run(ctx context.Context, a *app, args []string) int {
 }
 
 func code(err error) int {
-	for _, away := range []error{nats.ErrNoResponders, bus.ErrAway, client.ErrNoAnswer, context.Canceled, nats.ErrConnectionClosed} {
+	for _, away := range []error{nats.ErrNoResponders, bus.ErrAway, client.ErrNoAnswer, client.ErrNoCredential, context.Canceled, nats.ErrConnectionClosed} {
 		if errors.Is(err, away) {
 			return exitUnknown
 		}

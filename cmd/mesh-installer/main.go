@@ -17,6 +17,7 @@ import (
 
 	"mesh/installer"
 	"mesh/shared/refusal"
+	"mesh/shared/usage"
 )
 
 // Exit codes (OPS-2).
@@ -49,12 +50,12 @@ func run(ctx context.Context, a *app, args []string) int {
 	root.SetArgs(args)
 	root.SetOut(a.out)
 	root.SetErr(a.err)
-	err := root.ExecuteContext(ctx)
+	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		return exitWell
 	}
 	if !a.started {
-		fmt.Fprintf(a.err, "wrong usage: %s\ndo: see mesh-installer --help\n", oneLine(err))
+		fmt.Fprintln(a.err, usage.Wrong(cmd, err))
 		return exitUsage
 	}
 	say(a.err, err)
