@@ -102,12 +102,22 @@ func TestWrongUsage(t *testing.T) {
 func TestNoCredential(t *testing.T) {
 	dir := t.TempDir()
 	_, said, code := try(t, &app{places: client.Places{Etc: filepath.Join(dir, "a"), Home: filepath.Join(dir, "b")}}, "status")
-	if code != exitNotWell || !strings.HasPrefix(said, "refused: ") || !strings.Contains(said, "--credential") || strings.Count(said, "\n") != 2 {
+	if code != exitUnknown || !strings.HasPrefix(said, "refused: ") || !strings.Contains(said, "--credential") || strings.Count(said, "\n") != 2 {
 		t.Errorf("exit %d, %q", code, said)
 	}
 	_, said, code = try(t, &app{}, "status", "--credential", filepath.Join(dir, "none"))
-	if code != exitNotWell || !strings.Contains(said, "no such file") {
+	if code != exitUnknown || !strings.Contains(said, "no such file") {
 		t.Errorf("a credential that was named: exit %d, %q", code, said)
+	}
+	broken := filepath.Join(dir, "broken")
+	if err := os.WriteFile(broken, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, said, code = try(t, &app{}, "status", "--credential", broken); code != exitUnknown || !strings.HasPrefix(said, "refused: the credential "+broken+": not JSON") {
+		t.Errorf("a credential that is none: exit %d, %q", code, said)
+	}
+	if _, said, code = try(t, &app{}, "push", "db1"); code != exitNotWell || !strings.Contains(said, "do: say why") {
+		t.Errorf("a push without a reason: exit %d, %q", code, said)
 	}
 	if _, said, code = try(t, &app{}, "node", "show", "db.1"); code != exitNotWell || !strings.Contains(said, "dot") {
 		t.Errorf("a name with a dot: exit %d, %q", code, said)
@@ -166,7 +176,7 @@ func TestTables(t *testing.T) {
 	show("module list", writeModules(&b, controller.ModulesAnswer{Modules: []controller.Module{mod, {Name: "plain", Build: "build-1", Registered: now}}}, now))
 	show("module show", writeModule(&b, controller.ModuleAnswer{Module: mod, Builds: []controller.Build{{ID: "build-2", Registered: now.Add(-time.Hour), Artifact: art, Source: "by hand from the folder notes"}}}, now))
 	show("plan", writePlan(&b, controller.PlanAnswer{Unchanged: 7, Nodes: []controller.NodePlan{
-		{Node: "db1", Seq: 3, Changes: []controller.PlanChange{{Module: "notes", What: "build", From: "build-1", To: "build-2", Why: "register module notes as build-2, by operator-ada"}, {Module: "notes", What: "open", To: "8080/tcp from anywhere"},
+		{Node: "db1", Seq: 3, Changes: []controller.PlanChange{{Module: "notes", What: "build", From: "build-1", To: "build-2", Why: "register module notes as build-2, by operator-ada"}, {Module: "notes", What: "open", To: "8080/tcp from anywhere", Why: "register module notes as build-2, by operator-ada"}, {Module: "notes", What: "secret token", From: "(sealed 0a)", To: "(sealed 0b)"},
 			{Module: "old", What: "module", From: "build-0"}, {Module: "new", What: "module", To: "build-9"}, {Module: "notes", What: "close", From: "80/tcp from tunnel"}}, Notes: []string{"packet filter: no uplink was reported"}},
 		{Node: "db2", Seq: 1, Unsent: true},
 		{Node: "db3", Refused: &refusal.Refusal{What: "a declaration of this size", Why: "it has 3 MiB", Do: "assign fewer modules"}}}}))
@@ -177,7 +187,8 @@ func TestTables(t *testing.T) {
 	show("seat list", writeSeats(&b, controller.SeatsAnswer{Seats: []controller.Seat{{Name: "mesh-controller", Scope: "mesh", Description: "keeps the records", Holder: "the coordinator", Verbs: []subject.Verb{"status"}}, {Name: "node-engine", Scope: "node"}}}))
 	show("tool list", writeTools(&b, controller.ToolsAnswer{Tools: []controller.Tool{{Seat: "mesh-controller", Verb: "status", Level: controller.Read, Role: controller.Viewer, Description: "How the mesh is"}}}))
 	show("operator list", writeOperators(&b, controller.OperatorsAnswer{Operators: []controller.Person{{Name: "ada", Role: controller.Admin, Issued: now, Key: "UABC"}}}, now))
-	show("changes", writeChanges(&b, controller.ChangesAnswer{Changes: []controller.Change{{ID: 9, At: now.Add(-time.Hour), Who: "operator-ada", What: "push", Object: "nodes db1 as push mdx3k2a1", Why: "new greeting"}}}, now))
+	show("changes", writeChanges(&b, controller.ChangesAnswer{Changes: []controller.Change{{ID: 9, At: now.Add(-time.Hour), Who: "operator-ada", What: "push", Object: "nodes db1 as push mdx3k2a1", Why: "new greeting"},
+		{ID: 8, At: now.Add(-time.Hour), Who: "operator-ada", What: "assign", Object: "module notes on db1: greeting=Good morning"}, {ID: 7, At: now.Add(-2 * time.Hour), Who: "genesis", What: "create", Object: "mesh home", Why: "the mesh is made"}}}, now))
 	golden(t, "tables.txt", b.Bytes())
 }
 
@@ -263,7 +274,7 @@ func TestAMeshByCommandLine(t *testing.T) {
 			t.Errorf("operator issue, time %d: exit %d, %q", i+1, code, said)
 		}
 	}
-	if _, said, code := try(t, &app{places: client.Places{Env: viewer}}, "unassign", "db1", "hello"); code != exitNotWell || !strings.Contains(said, "may not ask it") {
+	if _, said, code := try(t, &app{places: client.Places{Env: viewer}}, "unassign", "db1", "hello"); code != exitNotWell || !strings.HasPrefix(said, "refused: the verb unassign: it takes the role operator, and the credential of vi has less\n") {
 		t.Errorf("a viewer unassigns: exit %d, %q", code, said)
 	}
 	for _, args := range [][]string{{"node", "list"}, {"node", "invitations"}, {"module", "show", "hello"}, {"plan"}, {"seat", "list"}, {"tool", "list"}, {"operator", "list"}, {"changes", "--limit", "3"}} {

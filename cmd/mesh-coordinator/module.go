@@ -23,7 +23,10 @@ func (a *app) module() *cobra.Command {
 
 func (a *app) moduleList() *cobra.Command {
 	return asking(a, a.verb(controller.Modules, "list", cobra.NoArgs), controller.Modules, nothing,
-		func(r controller.ModulesAnswer) error { return writeModules(a.out, r, a.clk.Now()) })
+		func(r controller.ModulesAnswer) error {
+			a.none(len(r.Modules), "no module is registered; register one: mesh-coordinator module register <dir>")
+			return writeModules(a.out, r, a.clk.Now())
+		})
 }
 
 func writeModules(w io.Writer, r controller.ModulesAnswer, now time.Time) error {
@@ -101,7 +104,7 @@ func (a *app) moduleRegister() *cobra.Command {
 			}
 			_, err := fmt.Fprintf(a.out, "%s %s\n", answer.Module, answer.Build)
 			if err == nil && answer.Changed && len(answer.Nodes) > 0 {
-				fmt.Fprintf(a.err, "it runs on %s; see mesh-coordinator plan, then push\n", names(answer.Nodes))
+				fmt.Fprintf(a.err, "it is assigned to %s; see mesh-coordinator plan, then push\n", names(answer.Nodes))
 			}
 			return err
 		})
@@ -130,7 +133,7 @@ func (a *app) moduleShow() *cobra.Command {
 }
 
 func writeModule(w io.Writer, m controller.ModuleAnswer, now time.Time) error {
-	if err := facts(w, "module", string(m.Name), "what for", m.Description, "build", m.Build, "registered", ago(now, m.Registered)+" ago",
+	if err := facts(w, "module", string(m.Name), "what for", m.Description, "build", m.Build, "registered", since(now, m.Registered),
 		"bundle", artifact(m.Artifact), "nodes", or(names(m.Nodes), "none")); err != nil {
 		return err
 	}
@@ -171,7 +174,7 @@ func (a *app) assign() *cobra.Command {
 			return err
 		}
 		return a.show(cmd, answer, func() error {
-			did := "assigned; it reaches the machine with the next push"
+			did := "assigned; it reaches the machine with the next push: mesh-coordinator push " + given[0] + " --why …"
 			if !answer.Changed {
 				did = "it was so already"
 			}

@@ -21,7 +21,10 @@ func (a *app) node() *cobra.Command {
 
 func (a *app) nodeList() *cobra.Command {
 	return asking(a, a.verb(controller.Nodes, "list", cobra.NoArgs), controller.Nodes, nothing,
-		func(r controller.NodesAnswer) error { return writeNodes(a.out, r, a.clk.Now()) })
+		func(r controller.NodesAnswer) error {
+			a.none(len(r.Nodes), "no machine is enrolled; let one in: mesh-coordinator node invite <name>")
+			return writeNodes(a.out, r, a.clk.Now())
+		})
 }
 
 func writeNodes(w io.Writer, r controller.NodesAnswer, now time.Time) error {
@@ -62,9 +65,16 @@ func facts(w io.Writer, pairs ...string) error {
 }
 
 func writeNode(w io.Writer, n controller.NodeAnswer, now time.Time) error {
+	sent := fmt.Sprintf("declaration %d", n.Sent)
+	if n.Sent == 0 {
+		sent = "nothing yet"
+	}
 	apply := "nothing was reported yet"
-	if n.Report != nil {
-		apply = fmt.Sprintf("declaration %d %s, reported %s ago", n.Applied, n.Outcome, ago(now, n.ReportedAt))
+	switch {
+	case n.Report != nil && n.Applied == 0:
+		apply = "nothing yet, reported " + since(now, n.ReportedAt)
+	case n.Report != nil:
+		apply = fmt.Sprintf("declaration %d %s, reported %s", n.Applied, n.Outcome, since(now, n.ReportedAt))
 	}
 	offset := ""
 	if n.ClockOffsetMS != 0 {
@@ -72,7 +82,7 @@ func writeNode(w io.Writer, n controller.NodeAnswer, now time.Time) error {
 	}
 	pairs := []string{
 		"node", string(n.Name), "state", string(n.State), "why", n.Why,
-		"seen", ago(now, n.Seen), "sent", fmt.Sprintf("declaration %d", n.Sent), "applied", apply,
+		"seen", ago(now, n.Seen), "sent", sent, "applied", apply,
 		"agent", or(n.Agent, "not reported"), "clock", offset, "enrolled", n.Enrolled.UTC().Format(time.DateOnly),
 		"drift", string(n.Settings.Drift), "may sleep", yes(n.Settings.AsleepOK), "admin", strings.Join(n.Settings.Admin, "; "), "tunnel", n.Settings.Tunnel, "inside", strings.Join(n.Settings.Inside, ", "),
 	}
@@ -130,7 +140,10 @@ func (a *app) nodeInvite() *cobra.Command {
 
 func (a *app) nodeInvitations() *cobra.Command {
 	return asking(a, a.verb(controller.Invitations, "invitations", cobra.NoArgs), controller.Invitations, nothing,
-		func(r controller.InvitationsAnswer) error { return writeInvitations(a.out, r, a.clk.Now()) })
+		func(r controller.InvitationsAnswer) error {
+			a.none(len(r.Invitations), "there is none; make one: mesh-coordinator node invite <name>")
+			return writeInvitations(a.out, r, a.clk.Now())
+		})
 }
 
 func writeInvitations(w io.Writer, r controller.InvitationsAnswer, now time.Time) error {
@@ -196,9 +209,11 @@ func (a *app) nodeSet() *cobra.Command {
 			return ask, nil
 		},
 		func(r controller.NodeSetAnswer) error {
+			said := "written down; what the machine has to know reaches it with the next push"
 			if !r.Changed {
-				fmt.Fprintln(a.err, "it was so already")
+				said = "it was so already"
 			}
+			fmt.Fprintln(a.err, said)
 			s := r.Settings
 			return facts(a.out, "drift", string(s.Drift), "may sleep", or(yes(s.AsleepOK), "no"), "admin", strings.Join(s.Admin, "; "), "tunnel", or(s.Tunnel, "as reported"), "inside", strings.Join(s.Inside, ", "))
 		})

@@ -43,7 +43,8 @@ func (a *app) operatorIssue() *cobra.Command {
 			return err
 		}
 		return a.show(cmd, map[string]string{"name": f.Name, "role": string(r), "file": path}, func() error {
-			_, err := fmt.Fprintf(a.out, "%s\n", path)
+			fmt.Fprintf(a.err, "%s is let in as %s by this file; it is a key: hand it over, and keep no copy\n", f.Name, r)
+			_, err := fmt.Fprintln(a.out, path)
 			return err
 		})
 	}

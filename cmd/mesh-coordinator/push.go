@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"mesh/coordinator/client"
 	"mesh/shared/controller"
+	"mesh/shared/refusal"
 	"mesh/shared/subject"
 )
 
@@ -27,10 +29,16 @@ func writePlan(w io.Writer, r controller.PlanAnswer) error {
 	var rows [][]string
 	for _, n := range r.Nodes {
 		if n.Refused != nil {
-			rows = append(rows, []string{string(n.Node), "-", "refused", "", n.Refused.What + ": " + n.Refused.Why + "; " + n.Refused.Do})
+			rows = append(rows, []string{string(n.Node), "-", "refused", n.Refused.What + ": " + n.Refused.Why + "; " + n.Refused.Do})
 		}
+		last := ""
 		for _, c := range n.Changes {
-			rows = append(rows, []string{string(n.Node), or(string(c.Module), "-"), change(c), c.Why})
+			why := c.Why
+			if why != "" && why == last {
+				why = asAbove
+			}
+			last = c.Why
+			rows = append(rows, []string{string(n.Node), or(string(c.Module), "-"), change(c), why})
 		}
 		if n.Unsent {
 			rows = append(rows, []string{string(n.Node), "-", "send", fmt.Sprintf("declaration %d never reached the bus", n.Seq)})
@@ -48,9 +56,14 @@ func writePlan(w io.Writer, r controller.PlanAnswer) error {
 	return err
 }
 
+// asAbove stands for the reason of the row above of the same node: one act often makes several changes.
+const asAbove = "as above"
+
 // change is one change in words.
 func change(c controller.PlanChange) string {
 	switch {
+	case strings.HasPrefix(c.What, "secret ") && c.From != "" && c.To != "": // what it is sealed as tells nobody anything
+		return c.What + ": another value"
 	case c.What == "module" && c.From == "":
 		return "add " + c.To
 	case c.What == "module" && c.To == "":
@@ -85,6 +98,9 @@ func (a *app) push() *cobra.Command {
 		nodes, err := nodesOf(given)
 		if err != nil {
 			return err
+		}
+		if strings.TrimSpace(*reason) == "" {
+			return refusal.New("a push without a reason", "it is kept in the journal, for whoever looks later", `say why: --why "new greeting"`)
 		}
 		c, err := a.connect(cmd.Context())
 		if err != nil {

@@ -137,6 +137,13 @@ func (a *app) done(did, already string) func(controller.Done) error {
 	}
 }
 
+// none says what to do about a list that has nothing in it; the header alone looks like something broken.
+func (a *app) none(n int, do string) {
+	if n == 0 {
+		fmt.Fprintln(a.err, do)
+	}
+}
+
 // nodesOf checks names before anything is asked.
 func nodesOf(given []string) ([]subject.Node, error) {
 	nodes := make([]subject.Node, 0, len(given))

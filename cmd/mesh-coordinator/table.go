@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"strings"
@@ -10,15 +11,24 @@ import (
 
 // table prints rows under a header, aligned. A cell is one line.
 func table(w io.Writer, header string, rows [][]string) error {
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	var aligned bytes.Buffer
+	tw := tabwriter.NewWriter(&aligned, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(tw, strings.ReplaceAll(header, " | ", "\t"))
 	for _, r := range rows {
 		for i, cell := range r {
 			r[i] = oneLine(cell)
 		}
-		fmt.Fprintln(tw, strings.TrimRight(strings.Join(r, "\t"), "\t"))
+		fmt.Fprintln(tw, strings.Join(r, "\t")) // empty cells too: a row without them would end the column
 	}
-	return tw.Flush()
+	if err := tw.Flush(); err != nil {
+		return err
+	}
+	for line := range strings.Lines(aligned.String()) {
+		if _, err := fmt.Fprintln(w, strings.TrimRight(line, " \n")); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
@@ -39,6 +49,16 @@ func ago(now, t time.Time) string {
 		return fmt.Sprintf("%dh", int(d.Hours()))
 	default:
 		return fmt.Sprintf("%dd", int(d.Hours()/24))
+	}
+}
+
+// since is ago in a sentence.
+func since(now, t time.Time) string {
+	switch said := ago(now, t); said {
+	case "never", "now":
+		return said
+	default:
+		return said + " ago"
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 
 	"mesh/shared/bus"
 	"mesh/shared/clock"
+	"mesh/shared/controller"
 	"mesh/shared/credential"
 	"mesh/shared/refusal"
 	"mesh/shared/subject"
@@ -65,15 +66,31 @@ func Ask[R any](ctx context.Context, c *Client, v subject.Verb, args any) (R, er
 	ctx, cancel := context.WithTimeout(ctx, AskBound)
 	defer cancel()
 	err := verb.Call(ctx, c.conn, subject.Controller, v, args, &answer)
-	if errors.Is(err, context.DeadlineExceeded) {
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
 		err = fmt.Errorf("%w: %s did not answer %s within %v", ErrNoAnswer, subject.Controller, v, AskBound)
+	case errors.Is(err, bus.ErrRefused):
+		err = fmt.Errorf("%w: %w", bus.ErrRefused, c.mayNot(v))
 	}
 	return answer, err
+}
+
+// mayNot says in people's words what the bus did: it let the subject of v not pass.
+func (c *Client) mayNot(v subject.Verb) error {
+	line, ok := controller.Find(v)
+	if !ok {
+		return refusal.New("the verb "+string(v), "the bus lets "+c.Credential.Name+" not ask it", "see what can be asked: mesh-coordinator tool list")
+	}
+	return refusal.Newf("the verb "+string(v), "have somebody do it who has that role, or ask an admin for it: mesh-coordinator operator issue <name> --role "+string(line.Least),
+		"it takes the role %s, and the credential of %s has less", line.Least, c.Credential.Name)
 }
 
 // ErrNoAnswer is met by errors.Is when the holder is there and did not answer in time: what was asked
 // may have been done.
 var ErrNoAnswer = errors.New("no answer")
+
+// ErrNoCredential is met by errors.Is when there is no credential to ask with, so nothing can be told.
+var ErrNoCredential = errors.New("no credential")
 
 // Places are where a credential is looked for, in order.
 type Places struct {
@@ -107,19 +124,28 @@ func Find(p Places) (credential.File, error) {
 		}
 		looked = append(looked, path)
 	}
-	do := "name one with --credential or $MESH_CREDENTIAL; an admin makes one: mesh-coordinator operator issue <name>"
+	do := "run this as root on the coordinator's machine, or name yours with --credential or $MESH_CREDENTIAL; an admin makes one: mesh-coordinator operator issue <name>"
 	if closed {
 		do = "run this as root, or name your own with --credential or $MESH_CREDENTIAL"
 	}
-	return credential.File{}, refusal.New("to ask without a credential", "there is none to read at "+strings.Join(looked, " or "), do)
+	return credential.File{}, fmt.Errorf("%w: %w", ErrNoCredential, refusal.New("to ask the coordinator", "there is no credential to read at "+strings.Join(looked, " or "), do))
 }
 
 func load(path string) (credential.File, error) {
 	f, err := credential.Load(path)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
-		return f, fmt.Errorf("%w: %w", err, refusal.New("the credential "+path, strings.TrimPrefix(unwrapPath(err), "open "), "name the right file with --credential"))
+	switch r := refusal.Of(err); {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
+		return f, fmt.Errorf("%w: %w: %w", ErrNoCredential, err, refusal.New("the credential "+path, unwrapPath(err), "name the right file with --credential or $MESH_CREDENTIAL"))
+	case r != nil && !strings.Contains(r.What, path): // which of the places it was
+		why := r.Why
+		if r.What != "the credential file" {
+			why = r.What + ": " + r.Why
+		}
+		return f, fmt.Errorf("%w: %w", ErrNoCredential, refusal.New("the credential "+path, why, r.Do))
+	case err != nil:
+		return f, fmt.Errorf("%w: %w", ErrNoCredential, err)
 	}
-	return f, err
+	return f, nil
 }
 
 func unwrapPath(err error) string {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"golang.org/x/sync/errgroup"
 
@@ -38,7 +39,10 @@ func Check(dir string) (*manifest.Manifest, error) {
 	path := filepath.Join(dir, ManifestFile)
 	f, err := os.Open(path)
 	if err != nil {
-		if errors.Is(err, os.ErrNotExist) {
+		switch {
+		case errors.Is(err, syscall.ENOTDIR):
+			return nil, refusal.New("the folder "+dir, "it is a file", "name the folder that holds it: "+filepath.Dir(dir))
+		case errors.Is(err, os.ErrNotExist):
 			return nil, refusal.New("the folder "+dir, "it holds no "+ManifestFile, "name the folder of a module")
 		}
 		return nil, err
