@@ -313,9 +313,12 @@ func (g *genesis) invite() Step {
 				if g.have.Name != string(g.node) {
 					return "", refusal.Newf("to enrol this machine as "+string(g.node), "repair it under its name: --name "+g.have.Name, "it is %s of this mesh", g.have.Name)
 				}
-				return "this machine is " + string(g.node) + " of this mesh", nil
-			}
-			if err := g.forgetHalf(ctx); err != nil {
+				if listed, err := g.listed(ctx); err != nil || listed {
+					return "this machine is " + string(g.node) + " of this mesh", err
+				}
+				// Somebody removed the coordinator's own machine: it is let in again, with the keys it has.
+				g.service.changed = true // its agent dials again at once
+			} else if err := g.forgetHalf(ctx); err != nil {
 				return "", err
 			}
 			var answer controller.InviteAnswer
@@ -329,6 +332,16 @@ func (g *genesis) invite() Step {
 			g.invitation.Bus = g.near(g.invitation.Bus)
 			return "", nil
 		}}
+}
+
+// listed reports whether the records have this machine's name.
+func (g *genesis) listed(ctx context.Context) (bool, error) {
+	var n controller.NodeAnswer
+	err := g.seat(ctx, controller.NodeShow, controller.NodeAsk{Node: g.node}, &n)
+	if refusal.Of(err) != nil && !errors.Is(err, bus.ErrRefused) {
+		return false, nil // there is none of this name, or it was removed
+	}
+	return err == nil, err
 }
 
 // forgetHalf takes this machine off the records again when a genesis was cut short after it was let in

@@ -208,6 +208,17 @@ func TestGenesis(t *testing.T) {
 			t.Errorf("asked %v", s.asked)
 		}
 	})
+	t.Run("again, after somebody removed the coordinator's own machine", func(t *testing.T) {
+		before := b.credential()
+		delete(s.nodes, "db1")
+		s.asked = nil
+		if _, err := b.Genesis(t.Context(), s.options()); err != nil {
+			t.Fatal(err)
+		}
+		if s.nodes["db1"] == nil || !slices.Contains(s.asked, controller.NodeInvite) || b.credential().Seed != before.Seed {
+			t.Errorf("it was not let in again with its keys: asked %v", s.asked)
+		}
+	})
 	t.Run("again, with other addresses", func(t *testing.T) {
 		o := s.options()
 		o.Addresses = []string{"192.0.2.7"}

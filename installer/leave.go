@@ -51,6 +51,8 @@ type workload struct{ unit, module string }
 type Left struct {
 	// Node and Mesh are what the machine was; empty when it was in no mesh.
 	Node, Mesh string
+	// Coordinator: the mesh's coordinator was here, and the mesh has ended with it.
+	Coordinator bool
 	// Stays are the things that are left, in words.
 	Stays []string
 }
@@ -73,7 +75,7 @@ func (i *Installer) Leave(ctx context.Context, o LeaveOptions) (Left, error) {
 		return Left{}, err
 	}
 	stays, err := l.stays(ctx)
-	return Left{l.node, l.mesh, stays}, err
+	return Left{Node: l.node, Mesh: l.mesh, Coordinator: l.coordinator, Stays: stays}, err
 }
 
 // look finds what is here.

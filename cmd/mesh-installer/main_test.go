@@ -52,7 +52,8 @@ func TestExitCodes(t *testing.T) {
 		says []string
 	}{
 		{"nonsense", exitUsage, []string{"wrong usage: unknown command", "do: see mesh-installer --help"}},
-		{"enrol", exitUsage, []string{"wrong usage: accepts 1 arg"}},
+		{"genesys", exitUsage, []string{`do: did you mean "genesis"?`}},
+		{"enrol", exitUsage, []string{"wrong usage: accepts 1 arg", "do: write mesh-installer enrol <invitation>"}},
 		{"genesis --nonsense", exitUsage, []string{"wrong usage: unknown flag"}},
 		{"enrol mesh1-x", exitNotWell, []string{"refused: the invitation: it is cut", "do: copy"}},
 		{"enrol -", exitNotWell, []string{`starts with "mesh1-"`}},

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -76,7 +77,7 @@ Run again on the same machine it repairs; what is not said then is as it was.`,
 				_, err = fmt.Fprintf(a.out, "the mesh is in order on %s\nlook: mesh-coordinator status\n", joined.Node)
 				return err
 			}
-			_, err = fmt.Fprintf(a.out, "the mesh %s is made, and %s is its first node\nlook: mesh-coordinator status; the next machine: mesh-coordinator node invite <name>\n", joined.Mesh, joined.Node)
+			_, err = fmt.Fprintf(a.out, "the mesh %s is made, and %s is its first node\nlook: mesh-coordinator status; its packet filter: mesh-coordinator push %s --why …; the next machine: mesh-coordinator node invite <name>\n", joined.Mesh, joined.Node, joined.Node)
 			return err
 		},
 	}
@@ -109,7 +110,7 @@ The machine's keys are made here and do not leave it. Run again with the same li
 			if err != nil || a.dryRun {
 				return err
 			}
-			_, err = fmt.Fprintf(a.out, "this machine is %s of the mesh\nlook: mesh-agent show\n", joined.Node)
+			_, err = fmt.Fprintf(a.out, "this machine is %s of the mesh\nlook: mesh-agent show; what it shall be, its packet filter too, comes with a push: mesh-coordinator push %s --why …\n", joined.Node, joined.Node)
 			return err
 		},
 	}
@@ -128,7 +129,11 @@ func (a *app) line(given string) (string, error) {
 	if err := s.Err(); err != nil {
 		return "", refusal.New("the invitation", "standard input could not be read: "+err.Error(), "give the line as the argument")
 	}
-	return s.Text(), nil
+	line := strings.TrimSpace(s.Text())
+	if line == "" {
+		return "", refusal.New("the invitation", "nothing came on standard input", "put the line there that mesh-coordinator node invite <name> printed, or give it as the argument")
+	}
+	return line, nil
 }
 
 func (a *app) leave() *cobra.Command {
@@ -162,6 +167,7 @@ The mesh still lists the machine afterwards: mesh-coordinator node remove <name>
 	return cmd
 }
 
+// tellLeft says what stays and what is to be done.
 func (a *app) tellLeft(left installer.Left) error {
 	for _, thing := range left.Stays {
 		if _, err := fmt.Fprintf(a.out, "stays: %s\n", thing); err != nil {
@@ -170,6 +176,10 @@ func (a *app) tellLeft(left installer.Left) error {
 	}
 	if left.Node == "" || a.dryRun {
 		return nil
+	}
+	if left.Coordinator {
+		_, err := fmt.Fprintln(a.out, "the mesh has ended; the machines that were in it go on as they are until each leaves: mesh-installer leave")
+		return err
 	}
 	_, err := fmt.Fprintf(a.out, "this machine is in no mesh any more; take it off the records: mesh-coordinator node remove %s\n", left.Node)
 	return err
