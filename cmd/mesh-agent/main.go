@@ -58,11 +58,13 @@ func root() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "mesh-agent", Short: "Keep this machine as the mesh declares it, and say how it is",
 		Version: version.String(), SilenceErrors: true, SilenceUsage: true, Args: cobra.NoArgs,
+		// A command that runs: of one that does not, cobra takes any word for a call for help.
+		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		Example: "  mesh-agent show\n  mesh-agent show --json",
 	}
 	cmd.PersistentFlags().StringVar(&at.state, "state-dir", "/var/lib/mesh-agent", "where the agent keeps its state")
 	cmd.PersistentFlags().StringVar(&at.run, "run-dir", "/run/mesh-agent", "where the running agent says how it is")
 	cmd.PersistentFlags().StringVar(&at.root, "root", "/", "where the paths of declarations begin")
-	cmd.AddCommand(runCommand(&at), showCommand(&at))
+	cmd.AddCommand(runCommand(&at), showCommand(&at), ledgerCommand(&at))
 	return cmd
 }
