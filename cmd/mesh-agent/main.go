@@ -14,14 +14,28 @@ import (
 	"github.com/spf13/cobra"
 
 	"mesh/shared/refusal"
+	"mesh/shared/usage"
 	"mesh/shared/version"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := root().ExecuteContext(ctx)
+	code := run(ctx, os.Args[1:])
 	stop()
-	os.Exit(exit(err))
+	os.Exit(code)
+}
+
+// run runs one command line and says its exit code.
+func run(ctx context.Context, args []string) int {
+	var at places
+	root := root(&at)
+	root.SetArgs(args)
+	cmd, err := root.ExecuteContextC(ctx)
+	if err != nil && !at.started {
+		fmt.Fprintln(os.Stderr, usage.Wrong(cmd, err))
+		return 2
+	}
+	return exit(err)
 }
 
 // verdict is an exit code that needs no words: the page has said it.
@@ -51,20 +65,24 @@ func exit(err error) int {
 }
 
 // places are the folders the agent uses.
-type places struct{ state, run, root string }
+type places struct {
+	state, run, root string
+	// started is set once flags and arguments were understood: an error before is wrong usage.
+	started bool
+}
 
-func root() *cobra.Command {
-	var at places
+func root(at *places) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "mesh-agent", Short: "Keep this machine as the mesh declares it, and say how it is",
 		Version: version.String(), SilenceErrors: true, SilenceUsage: true, Args: cobra.NoArgs,
 		// A command that runs: of one that does not, cobra takes any word for a call for help.
-		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-		Example: "  mesh-agent show\n  mesh-agent show --json",
+		RunE:             func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		PersistentPreRun: func(*cobra.Command, []string) { at.started = true },
+		Example:          "  mesh-agent show\n  mesh-agent show --json",
 	}
 	cmd.PersistentFlags().StringVar(&at.state, "state-dir", "/var/lib/mesh-agent", "where the agent keeps its state")
 	cmd.PersistentFlags().StringVar(&at.run, "run-dir", "/run/mesh-agent", "where the running agent says how it is")
 	cmd.PersistentFlags().StringVar(&at.root, "root", "/", "where the paths of declarations begin")
-	cmd.AddCommand(runCommand(&at), showCommand(&at), ledgerCommand(&at))
+	cmd.AddCommand(runCommand(at), showCommand(at), ledgerCommand(at))
 	return cmd
 }
