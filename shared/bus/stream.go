@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -148,4 +149,12 @@ func (c *Conn) Last(ctx context.Context, stream subject.Stream, sub string) ([]b
 		return nil, fmt.Errorf("%s in %s: the answer is of %q", sub, stream, answer.Header.Get("Nats-Subject"))
 	}
 	return answer.Data, nil
+}
+
+// Stray reports whether m is an answer and not something said on its subject. Whoever may ask anything can
+// aim the answer at any subject of its account, its neighbour's too (facts/bus.md §2): a stream's answer
+// carries Nats-Stream, an acknowledgement and a verb's are JSON objects. A follower of text that is signed
+// and no JSON drops them, so that nobody makes it say that it refused something.
+func Stray(m *nats.Msg) bool {
+	return m.Header.Get("Nats-Stream") != "" || bytes.HasPrefix(m.Data, []byte("{"))
 }
