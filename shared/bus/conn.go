@@ -301,13 +301,13 @@ func (c *Conn) change(up bool, err error) {
 	if changed {
 		c.since = c.clk.Now()
 	}
-	if err != nil || up {
-		c.lastErr = err
-	}
 	if up {
-		c.deaf = nil
+		c.deaf, c.lastErr = nil, nil
 		clear(c.said)
 	} else {
+		if err != nil {
+			c.note(err)
+		}
 		// The answer would go to the connection that is gone.
 		c.cancelWaiters("", fmt.Errorf("%w: the link went down before the answer came", ErrAway))
 	}
@@ -328,8 +328,22 @@ func (c *Conn) change(up bool, err error) {
 
 func (c *Conn) noteErr(err error) {
 	c.mu.Lock()
-	c.lastErr = err
-	c.mu.Unlock()
+	defer c.mu.Unlock()
+	c.note(err)
+}
+
+// errStranger is why the bus is away for a key it does not know.
+var errStranger = fmt.Errorf("%w this key: it was removed from the mesh, or is of another one", ErrRefused)
+
+// note keeps why the bus is away. A bus that knows a key no longer says so and hangs up: that it hung up
+// must not hide why. It holds mu.
+func (c *Conn) note(err error) {
+	switch {
+	case errors.Is(err, nats.ErrAuthorization):
+		c.lastErr = errStranger
+	case !errors.Is(err, io.EOF) || !errors.Is(c.lastErr, errStranger):
+		c.lastErr = err
+	}
 }
 
 // Probe makes a connection of its own, sees it answer, and closes it: proof that new flows to the bus

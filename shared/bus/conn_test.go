@@ -294,6 +294,26 @@ func TestOnceGivesUpAtOnce(t *testing.T) {
 	}
 }
 
+// A machine that was removed, or comes to another mesh, can say why it is alone.
+func TestAStrangerKnowsWhyTheBusIsAway(t *testing.T) {
+	b := testbus.Bare(t, testbus.Node("n1"))
+	stranger, err := credential.NewUser(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := b.Options("node-n1")
+	o.Seed = stranger
+	c, err := bus.Connect(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	waitfor.True(t, "the reason", 30*time.Second, func() (bool, any) {
+		_, _, err := c.State()
+		return errors.Is(err, bus.ErrRefused), err
+	})
+}
+
 // BUS-11: the pauses grow, stay within their bounds, and are spread.
 func TestPause(t *testing.T) {
 	for attempt, most := range map[int]time.Duration{-1: 250 * time.Millisecond, 0: 250 * time.Millisecond, 1: 250 * time.Millisecond, 2: 500 * time.Millisecond,

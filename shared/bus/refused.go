@@ -31,6 +31,9 @@ func (c *Conn) asyncError(_ *nats.Conn, sub *nats.Subscription, err error) {
 	if errors.Is(err, nats.ErrPermissionViolation) {
 		c.heard = err
 	}
+	if errors.Is(err, nats.ErrAuthorization) && !c.up {
+		c.note(err)
+	}
 	for f := range c.follows {
 		if f.behind {
 			f.behind = false
