@@ -50,6 +50,9 @@ type Config struct {
 	Dir string
 	// Listen is where the bus listens, host:port; "" is every address at the port of the mesh's first one.
 	Listen string
+	// MachineID is /etc/machine-id of the machine the daemon runs on, "" when it has none: on the node that
+	// was enrolled with it the bus's port stays open.
+	MachineID string
 	// Version is the program's.
 	Version string
 	// Notify is systemd's socket, "" for none; Watchdog the interval it wants to hear in.
@@ -132,8 +135,13 @@ func (c *Coordinator) start(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	c.compose = compose.New(c.records, compose.Options{Signer: c.keys.Signer, Coordinator: own, Rights: verbs.Rights, Clock: c.cfg.Clock})
-	if err := c.startBus(ctx, mesh); err != nil {
+	listen, err := c.listen(mesh.Bus.Addresses)
+	if err != nil {
+		return err
+	}
+	c.compose = compose.New(c.records, compose.Options{Signer: c.keys.Signer, Coordinator: own, Rights: verbs.Rights, Clock: c.cfg.Clock,
+		Host: compose.Host{MachineID: c.cfg.MachineID, Listen: listen}})
+	if err := c.startBus(ctx, mesh, listen); err != nil {
 		return err
 	}
 	if err := c.parts(mesh); err != nil {
@@ -143,13 +151,9 @@ func (c *Coordinator) start(ctx context.Context) (err error) {
 }
 
 // startBus starts the broker with the composed list, connects inside the process and asserts the streams.
-func (c *Coordinator) startBus(ctx context.Context, mesh records.Mesh) error {
+func (c *Coordinator) startBus(ctx context.Context, mesh records.Mesh, listen string) error {
 	c.users = newUserList(c.compose.Principals, func(l grant.List) (bool, error) { return c.broker.Apply(l) }, c.cfg.Clock, c.cfg.Log)
 	list, version, err := c.users.list(ctx)
-	if err != nil {
-		return err
-	}
-	listen, err := c.listen(mesh.Bus.Addresses)
 	if err != nil {
 		return err
 	}

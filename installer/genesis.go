@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -81,7 +80,7 @@ func (i *Installer) Genesis(ctx context.Context, o GenesisOptions) (Joined, erro
 			{What: "check that the bus can listen at " + g.listen, Reads: true, Do: g.checkListen},
 			coordinator.remember(), g.service.remember(), coordinator.install(), g.service.install(), i.install(installerProgram),
 			g.init(), g.handOver(), coordinator.write(), coordinator.start(), g.reach(),
-			g.invite(), g.keys(), g.letIn(), g.complete(), g.open(), g.service.write(), g.service.start(), g.wait(),
+			g.invite(), g.keys(), g.letIn(), g.complete(), g.service.write(), g.service.start(), g.wait(),
 		})
 	err = i.steps(ctx, steps)
 	return Joined{Node: node, Mesh: firstOf(g.o.Mesh, g.person.Mesh), Repaired: g.there}, err
@@ -361,25 +360,6 @@ func (g *genesis) forgetHalf(ctx context.Context) error {
 		return err
 	}
 	return g.seat(ctx, controller.NodeRemove, controller.NodeRemoveAsk{Node: g.node, Why: genesisWhy + ", begun again"}, nil)
-}
-
-// open declares the bus's port open on this machine: what mesh filters is closed unless declared, and
-// the other machines come in there.
-func (g *genesis) open() Step {
-	_, port, _ := net.SplitHostPort(g.listen) // parsed before
-	opening := port + "/tcp from anywhere"
-	return Step{What: "declare the bus's port open: " + opening,
-		Do: func(ctx context.Context) (string, error) {
-			var n controller.NodeAnswer
-			if err := g.seat(ctx, controller.NodeShow, controller.NodeAsk{Node: g.node}, &n); err != nil {
-				return "", err
-			}
-			if slices.Contains(n.Settings.Admin, opening) {
-				return "the bus's port is declared open: " + opening, nil
-			}
-			admin := strings.Join(append(n.Settings.Admin, opening), "; ")
-			return "", g.seat(ctx, controller.NodeSet, controller.NodeSetAsk{Node: g.node, Set: map[string]string{"admin": admin}, Why: genesisWhy}, nil)
-		}}
 }
 
 func (g *genesis) seatHeard(ctx context.Context) (bool, error) {

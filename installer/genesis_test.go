@@ -30,14 +30,13 @@ type seat struct {
 
 	mu    sync.Mutex // guards the fields below
 	nodes map[subject.Node]*controller.NodeAnswer
-	sets  []controller.NodeSetAsk
 	asked []subject.Verb
 }
 
 // found makes b a machine on which a genesis of this mesh can be run.
 func newSeat(t *testing.T, b *bed) *seat {
 	t.Helper()
-	verbs := []subject.Verb{controller.Status, controller.NodeInvite, controller.NodeShow, controller.NodeSet, controller.NodeRemove}
+	verbs := []subject.Verb{controller.Status, controller.NodeInvite, controller.NodeShow, controller.NodeRemove}
 	d := newDoor(t)
 	d.bus.Add(t, testbus.Operator("admin", verbs...))
 	s := &seat{door: d, nodes: map[subject.Node]*controller.NodeAnswer{}}
@@ -50,7 +49,6 @@ func newSeat(t *testing.T, b *bed) *seat {
 		controller.Status:     verb.Typed(s.status),
 		controller.NodeInvite: verb.Typed(s.invite),
 		controller.NodeShow:   verb.Typed(s.show),
-		controller.NodeSet:    verb.Typed(s.set),
 		controller.NodeRemove: verb.Typed(s.drop),
 	} {
 		wg.Go(func() { // ends with the test
@@ -113,7 +111,7 @@ func (s *seat) invite(_ context.Context, _ verb.Caller, a controller.InviteAsk) 
 func (s *seat) letIn(_ int, a enrol.Ask) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.nodes[a.Node] = &controller.NodeAnswer{Node: controller.Node{Name: a.Node}, Key: a.Key, Settings: controller.NodeSettings{Admin: []string{"22/tcp from anywhere"}}}
+	s.nodes[a.Node] = &controller.NodeAnswer{Node: controller.Node{Name: a.Node}, Key: a.Key}
 	return nil
 }
 
@@ -124,14 +122,6 @@ func (s *seat) show(_ context.Context, _ verb.Caller, a controller.NodeAsk) (con
 		return *n, nil
 	}
 	return controller.NodeAnswer{}, refusal.New("the node "+string(a.Node), "there is none of this name", "list them")
-}
-
-func (s *seat) set(_ context.Context, _ verb.Caller, a controller.NodeSetAsk) (controller.NodeSetAnswer, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.sets = append(s.sets, a)
-	s.nodes[a.Node].Settings.Admin = strings.Split(a.Set["admin"], "; ")
-	return controller.NodeSetAnswer{Changed: true}, nil
 }
 
 func (s *seat) drop(_ context.Context, _ verb.Caller, a controller.NodeRemoveAsk) (controller.Done, error) {
@@ -160,9 +150,6 @@ func TestGenesis(t *testing.T) {
 	}
 	if b.read("/etc/systemd/system/mesh-coordinator.service") != unit.Coordinator() {
 		t.Error("the coordinator's unit")
-	}
-	if len(s.sets) != 1 || s.sets[0].Set["admin"] != "22/tcp from anywhere; 4222/tcp from anywhere" || s.sets[0].Why != "genesis" {
-		t.Errorf("openings: %+v", s.sets)
 	}
 	if f := b.credential(); f.Name != "db1" || f.Signer == "" {
 		t.Errorf("credential %+v", f)

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -95,7 +96,11 @@ func (a *app) serve() *cobra.Command {
 }
 
 func (a *app) daemon(ctx context.Context, dir, listen string, log *slog.Logger) error {
-	c := coordinator.New(coordinator.Config{Dir: dir, Listen: listen, Version: version.String(), Notify: a.notify, Watchdog: a.watchdogInterval(),
+	id, err := os.ReadFile("/etc/machine-id")
+	if err != nil {
+		log.Warn("this machine cannot be told among the nodes: no opening for the bus is declared on it", "err", err)
+	}
+	c := coordinator.New(coordinator.Config{Dir: dir, Listen: listen, MachineID: strings.TrimSpace(string(id)), Version: version.String(), Notify: a.notify, Watchdog: a.watchdogInterval(),
 		Ready: func(address string) {
 			log.Info("the mesh is served", "bus", address, "dir", dir, "version", version.String())
 		},

@@ -185,9 +185,10 @@ func (a *app) nodeSet() *cobra.Command {
   drift=repair|report     what was changed by hand is put right, or only reported
   asleep-ok               it is not called silent (asleep-ok=no takes that back)
   admin="22/tcp from anywhere; 2222/tcp from 192.0.2.0/24"
-                          the way in for people, which no filter of mesh closes
+                          the way in for people, which no filter of mesh closes (admin=none for none)
   tunnel=wg0              the overlay link to the other machines (tunnel= for what the machine reports)
   inside=lan0,lan1        links that are inside: what comes over them is not filtered (inside= for none)`
+	lock := cmd.Flags().Bool("yes-lock-ssh", false, "let admin leave out 22/tcp: SSH listens elsewhere, or nobody shall come in by it")
 	reason := why(cmd)
 	return asking(a, cmd, controller.NodeSet,
 		func(given []string) (any, error) {
@@ -195,7 +196,7 @@ func (a *app) nodeSet() *cobra.Command {
 			if err != nil {
 				return nil, err
 			}
-			ask := controller.NodeSetAsk{Node: n, Set: map[string]string{}, Why: *reason}
+			ask := controller.NodeSetAsk{Node: n, Set: map[string]string{}, LockSSH: *lock, Why: *reason}
 			for _, pair := range given[1:] {
 				k, v, ok := strings.Cut(pair, "=")
 				if !ok {

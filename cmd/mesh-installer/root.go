@@ -63,7 +63,7 @@ func (a *app) genesis() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "genesis --address <host[:port]>…", Short: "Make a mesh on this machine: its coordinator, its bus and its first node",
 		Long: `Make a mesh on this machine: its coordinator with the bus in it, the credential of the first operator in
-/etc/mesh/operator.json, and this machine as the first node. The bus's port is declared open on it.
+/etc/mesh/operator.json, and this machine as the first node. The bus's port stays open on it.
 
 Run again on the same machine it repairs; what is not said then is as it was.`,
 		Example: "  mesh-installer genesis --address 192.0.2.1\n  mesh-installer genesis --address bus.example.com --address [2001:db8::1]:4222 --name db1 --mesh home",

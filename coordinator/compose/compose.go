@@ -28,9 +28,9 @@ type View struct {
 	Drift declaration.Drift
 	// Tunnel is the overlay link by name; empty: the one the node reports.
 	Tunnel string
-	// Admin are the node's own openings.
-	Admin []rule.Allow
-	Facts records.Facts
+	// Admin are the node's own openings, Served those of what mesh itself serves there: the bus.
+	Admin, Served []rule.Allow
+	Facts         records.Facts
 	// Modules are the instances, in any order.
 	Modules []Instance
 }
@@ -87,7 +87,7 @@ func Content(v View) (*declaration.Content, []Left) {
 	if v.Facts.Uplinks == 0 {
 		return c, append(left, Left{What: "packet filter", Why: "the node has reported no uplink yet, so it is sent no filter and keeps the one it has"})
 	}
-	c.Filter = &declaration.Filter{Allow: openings(v.Admin, sent), Tunnel: cmp.Or(v.Tunnel, v.Facts.Tunnel)}
+	c.Filter = &declaration.Filter{Allow: openings(v.Admin, v.Served, sent), Tunnel: cmp.Or(v.Tunnel, v.Facts.Tunnel)}
 	return c, left
 }
 
@@ -146,11 +146,12 @@ func knownSettings(i Instance) (map[string]string, []Left) {
 	return kept, left
 }
 
-// openings are the way in for people first, then each module's by name, port and from.
-func openings(admin []rule.Allow, builds []*records.Build) []rule.Allow {
-	all := make([]rule.Allow, 0, len(admin)+len(builds))
+// openings are the way in for people first, then mesh's own, then each module's by name, port and from.
+func openings(admin, served []rule.Allow, builds []*records.Build) []rule.Allow {
+	all := make([]rule.Allow, 0, len(admin)+len(served)+len(builds))
 	all = append(all, admin...)
 	slices.SortStableFunc(all, byPort)
+	all = append(all, served...)
 	for _, b := range builds {
 		first := len(all)
 		for _, a := range b.Manifest.Firewall.Allow {

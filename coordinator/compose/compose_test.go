@@ -18,6 +18,7 @@ import (
 	"mesh/shared/declaration"
 	"mesh/shared/grant"
 	"mesh/shared/manifest"
+	"mesh/shared/report"
 	"mesh/shared/rule"
 	"mesh/shared/subject"
 )
@@ -74,6 +75,49 @@ func TestContentGolden(t *testing.T) {
 	whole := declaration.Declaration{Head: declaration.Head{Format: 1, Mesh: "m", Node: "db1", Seq: 1}, Content: *c}
 	if err := whole.Check(); err != nil {
 		t.Errorf("no agent would take it: %v", err)
+	}
+}
+
+// TestTheBusStaysOpen: on the machine that runs the bus its port is open, whatever a person sets.
+func TestTheBusStaysOpen(t *testing.T) {
+	for _, tt := range []struct {
+		name, listen string
+		addresses    []string
+		want         string
+	}{
+		{"everywhere", "[::]:4222", []string{"bus.example.com:443"}, "bus: 4222/tcp from anywhere"},
+		{"at one address", "192.0.2.1:4333", []string{"192.0.2.1:4333"}, "bus: 4333/tcp from anywhere"},
+		{"on loopback, behind something", "127.0.0.1:4222", []string{"bus.example.com:443", "192.0.2.1:443", "[2001:db8::1]:80"}, "bus: 80/tcp from anywhere bus: 443/tcp from anywhere"},
+		{"on loopback, IPv6", "[::1]:4222", []string{"bus.example.com:443"}, "bus: 443/tcp from anywhere"},
+		{"said badly", "rubbish", []string{"192.0.2.1:4222"}, "bus: 4222/tcp from anywhere"},
+	} {
+		f := newFleet(t)
+		f.node("host1")
+		f.node("host2")
+		f.ok(f.store.SetAddresses(t.Context(), by, tt.addresses))
+		for _, n := range []subject.Node{"host1", "host2"} {
+			f.hear(n, func(r *report.Report) { r.Uplinks = []string{"eth0"} })
+		}
+		here := must(f.store.Node(t.Context(), "host1"))
+		c := compose.New(f.store, compose.Options{Signer: f.signer, Coordinator: coordinatorKey, Clock: f.clk, Host: compose.Host{MachineID: here.MachineID, Listen: tt.listen}})
+		words := func(n subject.Node) string {
+			var all []string
+			for _, a := range f.opened(c, f.compose(c, n)).Filter.Allow {
+				all = append(all, a.String())
+			}
+			return strings.Join(all, " ")
+		}
+		if got, want := words("host1"), "admin: 22/tcp from anywhere "+tt.want; got != want {
+			t.Errorf("%s: open are %q, want %q", tt.name, got, want)
+		}
+		none := []rule.Allow{}
+		must(f.store.SetNode(t.Context(), by, "host1", records.NodeSet{Admin: &none}))
+		if got := words("host1"); got != tt.want {
+			t.Errorf("%s, with nobody let in: open are %q, want %q", tt.name, got, tt.want)
+		}
+		if got := words("host2"); got != "admin: 22/tcp from anywhere" {
+			t.Errorf("%s: on another machine open are %q", tt.name, got)
+		}
 	}
 }
 
@@ -225,6 +269,7 @@ func TestDiff(t *testing.T) {
 	after.Drift = declaration.ReportOnly
 	after.Bus.Addresses = []string{"192.0.2.9:4222"}
 	after.Tunnel = "wg1"
+	after.Served = []rule.Allow{{Owner: records.BusOwner, Port: port("4222/tcp"), From: rule.Anywhere()}}
 	after.Modules[0].Settings = map[string]string{"name": "b", "port": "81"}
 	after.Modules[0].Build.ID = "build-9"
 	after.Modules[1].Secrets = map[string]credential.Sealed{"key": "X.z"}
@@ -239,6 +284,7 @@ func TestDiff(t *testing.T) {
 		"drift: repair -> report",
 		"bus: 192.0.2.1:4222 -> 192.0.2.9:4222",
 		"tunnel: wg0 -> wg1",
+		"open the bus:  -> 4222/tcp from anywhere",
 		"new open:  -> 53/udp from anywhere",
 		"dns secret key: (sealed 5c6bbc1f) -> (sealed f4b5b9c5)",
 		"new module:  -> build-4",
@@ -249,7 +295,7 @@ func TestDiff(t *testing.T) {
 	}
 	for i := range lines {
 		if strings.Contains(lines[i], "sealed") {
-			lines[i] = want[4]
+			lines[i] = want[5]
 		}
 	}
 	if d := cmp.Diff(want, lines); d != "" {
@@ -258,7 +304,7 @@ func TestDiff(t *testing.T) {
 	if d := compose.Diff(next, next); len(d) != 0 {
 		t.Errorf("nothing differs, Diff says %v", d)
 	}
-	if d := compose.Diff(nil, next); len(d) != 3+1+1+5 { // modules, filter, tunnel, openings
+	if d := compose.Diff(nil, next); len(d) != 3+1+1+6 { // modules, filter, tunnel, openings
 		t.Errorf("from nothing: %v", d)
 	}
 }

@@ -29,8 +29,10 @@ type Options struct {
 	Signer *credential.Signer
 	// Coordinator is the coordinator's own public key on the bus.
 	Coordinator string
-	Rights      Rights
-	Clock       clock.Clock
+	// Host is the machine it runs on.
+	Host   Host
+	Rights Rights
+	Clock  clock.Clock
 	// Workers bounds the goroutines; 0: one a core.
 	Workers int
 }
@@ -383,6 +385,9 @@ func (c *Composer) view(s *state) (View, error) {
 	n := &s.in.Node
 	v := View{Node: n.Name, Bus: c.mesh.Bus, Drift: n.Drift, Tunnel: n.Tunnel, Admin: n.Admin, Facts: s.in.Facts,
 		Modules: make([]Instance, len(s.in.Placed))}
+	if n.MachineID != "" && n.MachineID == c.o.Host.MachineID {
+		v.Served = c.o.Host.openings(c.mesh.Bus.Addresses)
+	}
 	for i, p := range s.in.Placed {
 		settings, err := records.Texts[string](p.Settings)
 		if err != nil {

@@ -315,7 +315,7 @@ func TestPlan(t *testing.T) {
 		t.Errorf("the build's change is %+v", ch)
 	}
 	behind := must(c.Behind(ctx))
-	want := map[subject.Node]string{"db1": "what it should be has changed since declaration 1", "db2": "it has never been sent a declaration"}
+	want := map[subject.Node]string{"db1": "what it should be has changed since declaration 1", "db2": "nothing was ever pushed to it"}
 	if d := cmp.Diff(want, behind); d != "" {
 		t.Errorf("behind (-want +got):\n%s", d)
 	}

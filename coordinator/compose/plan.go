@@ -24,8 +24,8 @@ import (
 type Change struct {
 	// Module it concerns; empty: the node itself.
 	Module subject.Module `json:"module,omitempty"`
-	// What changes: "module" (comes or goes), "build", "setting port", "secret key", "open", "close",
-	// "filter", "tunnel", "drift", "bus".
+	// What changes: "module" (comes or goes), "build", "setting port", "secret key", "open", "open the bus",
+	// "close", "filter", "tunnel", "drift", "bus".
 	What string `json:"what"`
 	// From and To are what is and what would be; empty: nothing.
 	From string `json:"from,omitempty"`
@@ -85,6 +85,9 @@ func Diff(last, next *declaration.Content) []Change {
 	return all
 }
 
+// openBus is Change.What of an opening that no person asked for.
+const openBus = "open the bus"
+
 type addChange func(m subject.Module, what, from, to string)
 
 func diffModule(add addChange, had, next *declaration.Module) {
@@ -136,7 +139,11 @@ func diffFilter(add addChange, had, next *declaration.Filter) {
 	}
 	add("", "tunnel", had.Tunnel, next.Tunnel)
 	for _, a := range without(next.Allow, had.Allow) {
-		add(owner(a), "open", "", a.Port.String()+" from "+a.From.String())
+		what := "open"
+		if a.Owner == records.BusOwner {
+			what = openBus
+		}
+		add(owner(a), what, "", a.Port.String()+" from "+a.From.String())
 	}
 	for _, a := range without(had.Allow, next.Allow) {
 		add(owner(a), "close", a.Port.String()+" from "+a.From.String(), "")
@@ -144,7 +151,7 @@ func diffFilter(add addChange, had, next *declaration.Filter) {
 }
 
 func owner(a rule.Allow) subject.Module {
-	if a.Owner == records.AdminOwner {
+	if a.Owner == records.AdminOwner || a.Owner == records.BusOwner {
 		return ""
 	}
 	return subject.Module(a.Owner)
@@ -268,6 +275,9 @@ func contentOf(text declaration.Signed) (*declaration.Content, error) {
 // cause is the newest entry of the journal that explains ch; journal is newest first. A change that no
 // person made comes from what the node reported.
 func cause(ch Change, journal []records.Change) string {
+	if ch.What == openBus {
+		return "the bus of the mesh runs on this machine"
+	}
 	for _, j := range journal {
 		if j.Module == ch.Module && (ch.Module != "" || j.Node != "" || ch.What == "bus") {
 			why := fmt.Sprintf("%s %s, by %s %s", j.What, j.Object, j.Who, j.At.Format(time.RFC3339))
@@ -300,7 +310,7 @@ func (c *Composer) Behind(ctx context.Context) (map[subject.Node]string, error) 
 		case d.Err != nil:
 			all[d.Node] = d.Err.Error()
 		case d.before.Seq == 0:
-			all[d.Node] = "it has never been sent a declaration"
+			all[d.Node] = "nothing was ever pushed to it"
 		case d.Changed:
 			all[d.Node] = fmt.Sprintf("what it should be has changed since declaration %d", d.before.Seq)
 		}

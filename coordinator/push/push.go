@@ -116,13 +116,25 @@ func New(c Config) (*Engine, error) {
 	return &Engine{cfg: c, js: js, kick: make(chan struct{}, 1), byNode: map[subject.Node][]place{}, news: make(chan struct{})}, nil
 }
 
-// Start queues a push and returns how it stands: it answers before it sends (MEM-6).
+// Start is StartAs with a new id.
 func (e *Engine) Start(by, why string, items []Item) controller.Push {
+	return e.StartAs(e.NewID(), by, why, items)
+}
+
+// NewID is an id that no push of this engine has.
+func (e *Engine) NewID() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.lastID = max(e.lastID+1, e.cfg.Clock.Now().UnixMilli())
+	return strconv.FormatInt(e.lastID, 36)
+}
+
+// StartAs queues a push and returns how it stands: it answers before it sends (MEM-6).
+func (e *Engine) StartAs(id, by, why string, items []Item) controller.Push {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	now := e.cfg.Clock.Now()
-	e.lastID = max(e.lastID+1, now.UnixMilli())
-	p := &push{id: strconv.FormatInt(e.lastID, 36), by: by, why: why, started: now, version: 1, items: items,
+	p := &push{id: id, by: by, why: why, started: now, version: 1, items: items,
 		nodes: make([]entry, len(items)), counts: map[controller.PushState]int{}}
 	for i, it := range items {
 		n := entry{PushNode: controller.PushNode{Node: it.Node, Seq: it.Seq, State: controller.PushWaiting, Note: it.Note}, version: 1}

@@ -83,6 +83,8 @@ func (r Registration) check() (*manifest.Manifest, json.RawMessage, error) {
 	}
 	what := "the registration of " + string(m.Module)
 	switch {
+	case m.Module == AdminOwner || m.Module == BusOwner:
+		return nil, nil, refusal.Newf(what, "give the module another name", "openings of a node's own are shown under the name %s", m.Module)
 	case m.Build.Bundle != nil && r.Artifact == nil:
 		return nil, nil, refusal.New(what, "its manifest has a bundle, and none came with it", "put the bundle on the bus first")
 	case m.Build.Bundle == nil && r.Artifact != nil:

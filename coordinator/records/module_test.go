@@ -58,6 +58,8 @@ func TestRegisterIsRefused(t *testing.T) {
 		{"a bundle too many", `{"module":"web"}`, &declaration.Artifact{Digest: strings.Repeat("ab", 32), Size: 1, Chunks: 1}, "manifest has none"},
 		{"a bundle that cannot be", `{"module":"web","build":{"bundle":{"output":"dist"}}}`, &declaration.Artifact{Digest: "x", Size: 1, Chunks: 1}, "digest"},
 		{"no JSON", `module: web`, nil, "not JSON"},
+		{"a name of the node's own openings", `{"module":"admin"}`, nil, "another name"},
+		{"a name of the bus's openings", `{"module":"bus"}`, nil, "another name"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, _, err := m.store.Register(t.Context(), by, records.Registration{Manifest: json.RawMessage(tt.manifest), Artifact: tt.artifact})

@@ -15,8 +15,13 @@ import (
 	"mesh/shared/subject"
 )
 
-// AdminOwner owns a node's own openings, the way in for people (NET-7).
-const AdminOwner = "admin"
+// Who owns the openings that no module declares. No module has these names.
+const (
+	// AdminOwner owns a node's own openings, the way in for people (NET-7).
+	AdminOwner = "admin"
+	// BusOwner owns the way in to the bus, on the machine that runs it: nothing a person sets closes it.
+	BusOwner = "bus"
+)
 
 // Node is a machine that was enrolled.
 type Node struct {

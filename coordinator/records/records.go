@@ -100,6 +100,8 @@ type By struct {
 	// Who is a principal's label ("operator-anna"), or "coordinator".
 	Who string
 	Why string
+	// Key, when not empty, is of the operator who acts: one who was revoked by then does nothing.
+	Key string
 }
 
 // tx is one acting transaction.
@@ -122,6 +124,9 @@ func (s *Store) act(ctx context.Context, by By, what string, fn func(*tx) error)
 	var t *tx
 	err := s.db.Write(ctx, func(raw *sql.Tx) error {
 		t = &tx{Tx: raw, s: s, ctx: ctx, by: by, now: s.clk.Now()}
+		if err := t.inForce(); err != nil {
+			return err
+		}
 		return fn(t)
 	})
 	if err != nil {
@@ -132,6 +137,18 @@ func (s *Store) act(ctx context.Context, by By, what string, fn func(*tx) error)
 	}
 	s.feed.add(t.touched)
 	return nil
+}
+
+// inForce refuses an operator who was revoked while what was asked was under way.
+func (t *tx) inForce() error {
+	if t.by.Key == "" {
+		return nil
+	}
+	var n int
+	if err := t.QueryRowContext(t.ctx, `SELECT count(*) FROM operator WHERE key = ? AND revoked IS NULL`, t.by.Key).Scan(&n); err != nil || n > 0 {
+		return err
+	}
+	return refusal.New("what "+t.by.Who+" asked", "it was revoked meanwhile, and nothing was done", "ask an admin for a credential: mesh-coordinator operator issue <name>")
 }
 
 // note appends to the journal.

@@ -232,6 +232,23 @@ func TestEmptySelection(t *testing.T) {
 	m.refused(second(m.store.SetNode(t.Context(), by, "db1", records.NodeSet{})), "no change is named")
 }
 
+// TestRevokedInTheMiddle: who is revoked while what was asked is under way does nothing any more.
+func TestRevokedInTheMiddle(t *testing.T) {
+	m := newMesh(t)
+	m.node("db1")
+	key := userKey()
+	bob := records.By{Who: "operator-bob", Why: "x", Key: key}
+	m.ok(m.store.AddOperator(t.Context(), by, records.Operator{Name: "bob", Key: key, Role: records.RoleAdmin}))
+	m.ok(m.store.Note(t.Context(), bob, "note", "something", "", ""))
+	m.ok(m.store.RevokeOperator(t.Context(), by, "bob"))
+	before := len(m.journal())
+	m.refused(m.store.Note(t.Context(), bob, "push", "something", "", ""), "operator-bob", "revoked meanwhile")
+	m.refused(m.store.RemoveNode(t.Context(), bob, "db1"), "revoked meanwhile")
+	if _, err := m.store.Node(t.Context(), "db1"); err != nil || len(m.journal()) != before {
+		t.Errorf("it was done all the same: %v, %q", err, m.journal())
+	}
+}
+
 func TestOperators(t *testing.T) {
 	m := newMesh(t)
 	ctx := t.Context()

@@ -13,7 +13,7 @@ import (
 	"mesh/shared/subject"
 )
 
-func (s *Server) modules(ctx context.Context, _ string, _ controller.Nothing) (controller.ModulesAnswer, error) {
+func (s *Server) modules(ctx context.Context, _ records.By, _ controller.Nothing) (controller.ModulesAnswer, error) {
 	builds, err := s.cfg.Records.Modules(ctx)
 	if err != nil {
 		return controller.ModulesAnswer{}, err
@@ -24,7 +24,28 @@ func (s *Server) modules(ctx context.Context, _ string, _ controller.Nothing) (c
 			return out, err
 		}
 	}
+	shortenNodes(out.Modules)
 	return out, nil
+}
+
+// mostNames bounds how many nodes are named in one answer, over all modules.
+const mostNames = 50_000
+
+// shortenNodes counts nodes instead of naming them where the names would not fit one message.
+func shortenNodes(all []controller.Module) {
+	names := 0
+	for _, m := range all {
+		names += len(m.Nodes)
+	}
+	if names <= mostNames {
+		return
+	}
+	for i := range all {
+		if keep := mostNames / len(all); len(all[i].Nodes) > keep {
+			all[i].More = len(all[i].Nodes) - keep
+			all[i].Nodes = all[i].Nodes[:keep]
+		}
+	}
 }
 
 func (s *Server) moduleLine(ctx context.Context, b *records.Build) (controller.Module, error) {
@@ -43,7 +64,7 @@ func (s *Server) nodesOf(ctx context.Context, m subject.Module) ([]subject.Node,
 	return nodes, err
 }
 
-func (s *Server) module(ctx context.Context, _ string, ask controller.ModuleAsk) (controller.ModuleAnswer, error) {
+func (s *Server) module(ctx context.Context, _ records.By, ask controller.ModuleAsk) (controller.ModuleAnswer, error) {
 	var out controller.ModuleAnswer
 	b, err := s.cfg.Records.Module(ctx, ask.Module)
 	if err != nil {
@@ -54,13 +75,13 @@ func (s *Server) module(ctx context.Context, _ string, ask controller.ModuleAsk)
 	}
 	out.Manifest = b.Text
 	builds, err := s.cfg.Records.Builds(ctx, ask.Module)
-	for _, b := range builds {
+	for _, b := range builds[:min(len(builds), mostListed)] {
 		out.Builds = append(out.Builds, controller.Build{ID: b.ID, Registered: b.At, Source: b.Source, Artifact: b.Artifact})
 	}
 	return out, err
 }
 
-func (s *Server) register(ctx context.Context, who string, ask controller.RegisterAsk) (controller.RegisterAnswer, error) {
+func (s *Server) register(ctx context.Context, who records.By, ask controller.RegisterAsk) (controller.RegisterAnswer, error) {
 	if ask.Artifact != nil {
 		if err := ask.Artifact.Check(); err != nil {
 			return controller.RegisterAnswer{}, refusal.New("the artifact", err.Error(), "register the folder again: mesh-coordinator module register <dir>")
@@ -100,7 +121,7 @@ func (s *Server) onBus(ctx context.Context, a declaration.Artifact) error {
 	return refusal.Newf("the artifact "+a.Digest, "register the folder again: mesh-coordinator module register <dir>", "the bus holds %d of its %d chunks", have, a.Chunks)
 }
 
-func (s *Server) assign(ctx context.Context, who string, ask controller.AssignAsk) (controller.AssignAnswer, error) {
+func (s *Server) assign(ctx context.Context, who records.By, ask controller.AssignAsk) (controller.AssignAnswer, error) {
 	did, err := s.cfg.Records.Assign(ctx, by(who, ask.Why), []subject.Node{ask.Node}, ask.Module, records.AssignSet{Set: ask.Settings, Unset: ask.Unset, Sealed: ask.Secrets})
 	if err != nil {
 		return controller.AssignAnswer{}, err
@@ -112,7 +133,7 @@ func (s *Server) assign(ctx context.Context, who string, ask controller.AssignAs
 	return controller.AssignAnswer{Changed: did[0].Changed, Build: b.ID}, nil
 }
 
-func (s *Server) unassign(ctx context.Context, who string, ask controller.UnassignAsk) (controller.Done, error) {
+func (s *Server) unassign(ctx context.Context, who records.By, ask controller.UnassignAsk) (controller.Done, error) {
 	err := s.cfg.Records.Unassign(ctx, by(who, ask.Why), []subject.Node{ask.Node}, ask.Module)
 	return controller.Done{Changed: err == nil}, err
 }

@@ -151,12 +151,12 @@ func sortNodes(all []controller.Node) {
 	})
 }
 
-func (s *Server) nodes(ctx context.Context, _ string, _ controller.Nothing) (controller.NodesAnswer, error) {
+func (s *Server) nodes(ctx context.Context, _ records.By, _ controller.Nothing) (controller.NodesAnswer, error) {
 	all, err := s.all(ctx)
 	return controller.NodesAnswer{Nodes: all}, err
 }
 
-func (s *Server) node(ctx context.Context, _ string, ask controller.NodeAsk) (controller.NodeAnswer, error) {
+func (s *Server) node(ctx context.Context, _ records.By, ask controller.NodeAsk) (controller.NodeAnswer, error) {
 	var out controller.NodeAnswer
 	in, err := s.cfg.Records.Inputs(ctx, ask.Node)
 	if err != nil {
@@ -233,7 +233,7 @@ func settings(n records.Node) controller.NodeSettings {
 	return out
 }
 
-func (s *Server) setNode(ctx context.Context, who string, ask controller.NodeSetAsk) (controller.NodeSetAnswer, error) {
+func (s *Server) setNode(ctx context.Context, who records.By, ask controller.NodeSetAsk) (controller.NodeSetAnswer, error) {
 	set, err := parseSet(ask.Set)
 	if err != nil {
 		return controller.NodeSetAnswer{}, err
@@ -242,12 +242,23 @@ func (s *Server) setNode(ctx context.Context, who string, ask controller.NodeSet
 	if err != nil {
 		return controller.NodeSetAnswer{}, err
 	}
+	if set.Admin != nil && len(*set.Admin) > 0 && !ask.LockSSH && opensSSH(before.Admin) && !opensSSH(*set.Admin) {
+		return controller.NodeSetAnswer{}, refusal.New("admin="+ask.Set["admin"]+" on "+string(ask.Node), "it leaves out 22/tcp, by which people come in over SSH",
+			`add "22/tcp from …"; when SSH listens elsewhere or nobody shall come in by it, say so: --yes-lock-ssh`)
+	}
 	after, err := s.cfg.Records.SetNode(ctx, by(who, ask.Why), ask.Node, set)
 	if err != nil {
 		return controller.NodeSetAnswer{}, err
 	}
 	was, is := settings(before), settings(after)
 	return controller.NodeSetAnswer{Changed: fmt.Sprint(was) != fmt.Sprint(is), Settings: is}, nil
+}
+
+// opensSSH reports whether somebody is let in at SSH's port.
+func opensSSH(all []rule.Allow) bool {
+	return slices.ContainsFunc(all, func(a rule.Allow) bool {
+		return a.Port.Protocol == "tcp" && a.Port.First <= 22 && 22 <= a.Port.Last
+	})
 }
 
 // parseSet reads key=value pairs as node set takes them.
@@ -263,11 +274,16 @@ func parseSet(pairs map[string]string) (records.NodeSet, error) {
 			set.Tunnel = &value
 		case "inside":
 			links := strings.FieldsFunc(value, func(r rune) bool { return r == ',' || r == ' ' })
+			if len(links) > mostOpenings {
+				err = refusal.Newf("inside", "name fewer", "it has %d links, at most %d are taken", len(links), mostOpenings)
+			}
 			set.Inside = &links
 		case "asleep-ok":
 			set.AsleepOK, err = yesOrNo(value)
 		case "admin":
-			set.Admin, err = openings(value)
+			if set.Admin, err = openings(value); err == nil && len(*set.Admin) > mostOpenings {
+				err = refusal.Newf("admin", "name address sets instead of single addresses: 22/tcp from 192.0.2.0/24", "it has %d openings, at most %d are taken", len(*set.Admin), mostOpenings)
+			}
 		default:
 			err = refusal.New("the setting "+key, "a node has none of this name", "the settings are drift, asleep-ok, admin, tunnel, inside")
 		}
@@ -277,6 +293,9 @@ func parseSet(pairs map[string]string) (records.NodeSet, error) {
 	}
 	return set, nil
 }
+
+// mostOpenings bounds what a person sets on one node: it travels in each of its declarations.
+const mostOpenings = 100
 
 func yesOrNo(value string) (*bool, error) {
 	yes := value == "yes" || value == "true"
@@ -312,7 +331,7 @@ func openings(value string) (*[]rule.Allow, error) {
 	return &all, nil
 }
 
-func (s *Server) removeNode(ctx context.Context, who string, ask controller.NodeRemoveAsk) (controller.Done, error) {
+func (s *Server) removeNode(ctx context.Context, who records.By, ask controller.NodeRemoveAsk) (controller.Done, error) {
 	if err := s.cfg.Records.RemoveNode(ctx, by(who, ask.Why), ask.Node); err != nil {
 		return controller.Done{}, err
 	}

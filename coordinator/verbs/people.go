@@ -10,8 +10,10 @@ import (
 	"mesh/shared/controller"
 )
 
-func (s *Server) invite(ctx context.Context, who string, ask controller.InviteAsk) (controller.InviteAnswer, error) {
-	in, err := s.cfg.Records.Invite(ctx, by(who, ask.Why), ask.Node, time.Duration(ask.ValidS)*time.Second)
+func (s *Server) invite(ctx context.Context, who records.By, ask controller.InviteAsk) (controller.InviteAnswer, error) {
+	// Bounded before it is multiplied, so that no large number comes round to a good one.
+	life := time.Duration(max(-1, min(ask.ValidS, int64(records.InvitationLongest/time.Second)+1))) * time.Second
+	in, err := s.cfg.Records.Invite(ctx, by(who, ask.Why), ask.Node, life)
 	if err != nil {
 		return controller.InviteAnswer{}, err
 	}
@@ -22,7 +24,7 @@ func (s *Server) invite(ctx context.Context, who string, ask controller.InviteAs
 	return controller.InviteAnswer{ID: in.ID, Line: line, Expires: in.ExpiresAt().UTC()}, s.inForce(ctx)
 }
 
-func (s *Server) invitations(ctx context.Context, _ string, _ controller.Nothing) (controller.InvitationsAnswer, error) {
+func (s *Server) invitations(ctx context.Context, _ records.By, _ controller.Nothing) (controller.InvitationsAnswer, error) {
 	all, err := s.cfg.Records.Invitations(ctx)
 	out := controller.InvitationsAnswer{Invitations: make([]controller.Invitation, len(all))}
 	now := s.cfg.Clock.Now()
@@ -33,8 +35,12 @@ func (s *Server) invitations(ctx context.Context, _ string, _ controller.Nothing
 	slices.SortStableFunc(out.Invitations, func(a, b controller.Invitation) int {
 		return cmp.Compare(closed(a), closed(b))
 	})
+	out.Invitations = out.Invitations[:min(len(out.Invitations), mostListed)]
 	return out, err
 }
+
+// mostListed bounds lists that only grow: an answer has to fit one message.
+const mostListed = 5000
 
 func closed(in controller.Invitation) int {
 	if in.State == controller.InvitationOpen {
@@ -43,7 +49,7 @@ func closed(in controller.Invitation) int {
 	return 1
 }
 
-func (s *Server) revokeInvitation(ctx context.Context, who string, ask controller.InvitationRevokeAsk) (controller.Done, error) {
+func (s *Server) revokeInvitation(ctx context.Context, who records.By, ask controller.InvitationRevokeAsk) (controller.Done, error) {
 	all, err := s.cfg.Records.Invitations(ctx)
 	if err != nil {
 		return controller.Done{}, err
@@ -55,7 +61,7 @@ func (s *Server) revokeInvitation(ctx context.Context, who string, ask controlle
 	return controller.Done{Changed: !already}, s.inForce(ctx)
 }
 
-func (s *Server) issue(ctx context.Context, who string, ask controller.OperatorIssueAsk) (controller.OperatorIssueAnswer, error) {
+func (s *Server) issue(ctx context.Context, who records.By, ask controller.OperatorIssueAsk) (controller.OperatorIssueAnswer, error) {
 	mesh, err := s.cfg.Records.Mesh(ctx)
 	if err != nil {
 		return controller.OperatorIssueAnswer{}, err
@@ -66,7 +72,7 @@ func (s *Server) issue(ctx context.Context, who string, ask controller.OperatorI
 	return controller.OperatorIssueAnswer{Mesh: mesh.ID, Bus: mesh.Bus}, s.inForce(ctx)
 }
 
-func (s *Server) operators(ctx context.Context, _ string, _ controller.Nothing) (controller.OperatorsAnswer, error) {
+func (s *Server) operators(ctx context.Context, _ records.By, _ controller.Nothing) (controller.OperatorsAnswer, error) {
 	all, err := s.cfg.Records.Operators(ctx)
 	out := controller.OperatorsAnswer{Operators: []controller.Person{}}
 	for _, o := range all {
@@ -77,7 +83,7 @@ func (s *Server) operators(ctx context.Context, _ string, _ controller.Nothing) 
 	return out, err
 }
 
-func (s *Server) revokeOperator(ctx context.Context, who string, ask controller.OperatorRevokeAsk) (controller.Done, error) {
+func (s *Server) revokeOperator(ctx context.Context, who records.By, ask controller.OperatorRevokeAsk) (controller.Done, error) {
 	if err := s.cfg.Records.RevokeOperator(ctx, by(who, ask.Why), ask.Name); err != nil {
 		return controller.Done{}, err
 	}

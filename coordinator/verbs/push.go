@@ -10,16 +10,20 @@ import (
 
 	"mesh/coordinator/compose"
 	"mesh/coordinator/push"
+	"mesh/coordinator/records"
 	"mesh/shared/controller"
 	"mesh/shared/declaration"
 	"mesh/shared/refusal"
 	"mesh/shared/subject"
 )
 
-func (s *Server) plan(ctx context.Context, _ string, ask controller.PlanAsk) (controller.PlanAnswer, error) {
+func (s *Server) plan(ctx context.Context, _ records.By, ask controller.PlanAsk) (controller.PlanAnswer, error) {
 	out := controller.PlanAnswer{Nodes: []controller.NodePlan{}}
 	names := ask.Nodes
-	if len(names) == 0 { // a plan touches nothing: no name means all
+	if names != nil && len(names) == 0 {
+		return out, refusal.New("a plan for nobody", "nodes: an empty selection never means all", "name nodes, or leave nodes out for all of them")
+	}
+	if len(names) == 0 { // a plan touches nothing: no word of nodes means all
 		var err error
 		if names, err = s.cfg.Composer.Names(ctx); err != nil || len(names) == 0 {
 			return out, err
@@ -69,7 +73,7 @@ func refused(n subject.Node, err error) *refusal.Refusal {
 }
 
 // push resolves each machine once, keeps what is new, and answers before it sends (PSH-2, MEM-6).
-func (s *Server) push(ctx context.Context, who string, ask controller.PushAsk) (controller.Push, error) {
+func (s *Server) push(ctx context.Context, who records.By, ask controller.PushAsk) (controller.Push, error) {
 	if strings.TrimSpace(ask.Why) == "" {
 		return controller.Push{}, refusal.New("a push without a reason", "it is kept in the journal, for whoever looks later", `say why: --why "new greeting"`)
 	}
@@ -77,23 +81,12 @@ func (s *Server) push(ctx context.Context, who string, ask controller.PushAsk) (
 	if err != nil {
 		return controller.Push{}, err
 	}
-	p, err := s.start(ctx, who, ask.Why, names)
-	if err != nil {
-		return controller.Push{}, err
-	}
-	only := subject.Node("")
-	if len(names) == 1 {
-		only = names[0]
-	}
-	if err := s.cfg.Records.Note(ctx, by(who, ask.Why), "push", object+" as push "+p.ID, only, ""); err != nil {
-		s.cfg.Log.Error("a push is under way and not in the journal", "push", p.ID, "err", err)
-	}
-	return p, nil
+	return s.start(ctx, by(who, ask.Why), object, names)
 }
 
 // start composes and hands over to be sent, one push at a time: an older declaration of a node is never
 // handed over after a newer one.
-func (s *Server) start(ctx context.Context, who, why string, names []subject.Node) (controller.Push, error) {
+func (s *Server) start(ctx context.Context, who records.By, object string, names []subject.Node) (controller.Push, error) {
 	select {
 	case s.turn <- struct{}{}:
 		defer func() { <-s.turn }()
@@ -108,7 +101,16 @@ func (s *Server) start(ctx context.Context, who, why string, names []subject.Nod
 	if err := s.cfg.Users.Now(ctx); err != nil {
 		s.cfg.Log.Warn("push: the user list is not in force yet, the push stands", "err", err)
 	}
-	return s.cfg.Push.Start(who, why, items), nil
+	// Nothing is sent that the journal does not know: records that cannot be written stop a push, and so do
+	// those in which its asker was revoked while it waited for its turn.
+	id, only := s.cfg.Push.NewID(), subject.Node("")
+	if len(names) == 1 {
+		only = names[0]
+	}
+	if err := s.cfg.Records.Note(ctx, who, "push", object+" as push "+id, only, ""); err != nil {
+		return controller.Push{}, err
+	}
+	return s.cfg.Push.StartAs(id, who.Who, who.Why, items), nil
 }
 
 // selection names the nodes of a push: exactly one way of choosing, and nothing is never all (PSH-11).
@@ -213,7 +215,7 @@ func (s *Server) texts(ctx context.Context, all []push.Item, unchanged map[subje
 	return nil
 }
 
-func (s *Server) pushShow(ctx context.Context, _ string, ask controller.PushShowAsk) (controller.Push, error) {
+func (s *Server) pushShow(ctx context.Context, _ records.By, ask controller.PushShowAsk) (controller.Push, error) {
 	if ask.WaitMS < 0 || ask.WaitMS > controller.MaxPushWait.Milliseconds() {
 		return controller.Push{}, refusal.Newf("the arguments", "ask again for longer", "wait_ms: %d is not between 0 and %d", ask.WaitMS, controller.MaxPushWait.Milliseconds())
 	}

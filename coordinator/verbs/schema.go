@@ -67,7 +67,8 @@ func required(t reflect.Type, args []byte) error {
 	}
 	for i := range t.NumField() {
 		name, optional := tag(t.Field(i))
-		if _, there := given[name]; !there && !optional {
+		// null would leave the field as if it had not been there
+		if v, there := given[name]; !optional && (!there || string(v) == "null") {
 			return refusal.New("the arguments", name+": is missing", "see the verb's schema: mesh-coordinator tool list --json")
 		}
 	}

@@ -10,7 +10,7 @@ import (
 	"mesh/shared/subject"
 )
 
-func (s *Server) status(ctx context.Context, _ string, _ controller.Nothing) (controller.StatusAnswer, error) {
+func (s *Server) status(ctx context.Context, _ records.By, _ controller.Nothing) (controller.StatusAnswer, error) {
 	began := s.cfg.Clock.Now()
 	mesh, err := s.cfg.Records.Mesh(ctx)
 	if err != nil {
@@ -113,7 +113,7 @@ func invitationState(in records.Invitation, now time.Time) controller.Invitation
 	return controller.InvitationOpen
 }
 
-func (s *Server) seats(ctx context.Context, _ string, _ controller.Nothing) (controller.SeatsAnswer, error) {
+func (s *Server) seats(ctx context.Context, _ records.By, _ controller.Nothing) (controller.SeatsAnswer, error) {
 	names, err := s.cfg.Composer.Names(ctx)
 	if err != nil {
 		return controller.SeatsAnswer{}, err
@@ -133,19 +133,26 @@ func (s *Server) seats(ctx context.Context, _ string, _ controller.Nothing) (con
 	}}, nil
 }
 
-func (s *Server) listTools(context.Context, string, controller.Nothing) (controller.ToolsAnswer, error) {
+func (s *Server) listTools(context.Context, records.By, controller.Nothing) (controller.ToolsAnswer, error) {
 	return controller.ToolsAnswer{Tools: s.tools}, nil
 }
 
-func (s *Server) changes(ctx context.Context, _ string, ask controller.ChangesAsk) (controller.ChangesAnswer, error) {
+func (s *Server) changes(ctx context.Context, _ records.By, ask controller.ChangesAsk) (controller.ChangesAnswer, error) {
 	limit := ask.Limit
 	if limit <= 0 {
 		limit = 50
 	}
 	all, err := s.cfg.Records.Changes(ctx, ask.Node, ask.Module, min(limit, 1000))
-	out := controller.ChangesAnswer{Changes: make([]controller.Change, len(all))}
-	for i, c := range all {
-		out.Changes[i] = controller.Change{ID: c.ID, At: c.At, Who: c.Who, What: c.What, Object: c.Object, Node: c.Node, Module: c.Module, Why: c.Why}
+	out := controller.ChangesAnswer{Changes: make([]controller.Change, 0, len(all))}
+	size := 0
+	for _, c := range all {
+		if size += len(c.Object) + len(c.Why); size > mostJournal {
+			break // an answer has to fit one message
+		}
+		out.Changes = append(out.Changes, controller.Change{ID: c.ID, At: c.At, Who: c.Who, What: c.What, Object: c.Object, Node: c.Node, Module: c.Module, Why: c.Why})
 	}
 	return out, err
 }
+
+// mostJournal bounds in bytes what one answer shows of the journal; JSON writes a letter with six at most.
+const mostJournal = 512 << 10

@@ -146,7 +146,7 @@ func (s *Server) handlers() map[subject.Verb]verb.Handler {
 
 // handle binds fn to verb v: who asks, whether they may, and the arguments are checked before it runs.
 // After an act the user list is looked at again.
-func handle[A, R any](s *Server, v subject.Verb, fn func(context.Context, string, A) (R, error)) verb.Handler {
+func handle[A, R any](s *Server, v subject.Verb, fn func(context.Context, records.By, A) (R, error)) verb.Handler {
 	line, ok := controller.Find(v)
 	if !ok || reflect.TypeOf(line.Ask) != reflect.TypeFor[A]() || reflect.TypeOf(line.Answer) != reflect.TypeFor[R]() {
 		panic(fmt.Sprintf("the handler of %s does not have the types of the protocol", v))
@@ -159,7 +159,13 @@ func handle[A, R any](s *Server, v subject.Verb, fn func(context.Context, string
 		if err := required(reflect.TypeFor[A](), args); err != nil {
 			return nil, err
 		}
-		answer, err := verb.Typed(func(ctx context.Context, _ verb.Caller, a A) (R, error) { return fn(ctx, who, a) })(ctx, caller, args)
+		answer, err := verb.Typed(func(ctx context.Context, _ verb.Caller, a A) (R, error) {
+			if err := reason(a); err != nil {
+				var none R
+				return none, err
+			}
+			return fn(ctx, who, a)
+		})(ctx, caller, args)
 		if line.Level != controller.Read && err == nil {
 			s.cfg.Users.Kick()
 		}
@@ -167,31 +173,44 @@ func handle[A, R any](s *Server, v subject.Verb, fn func(context.Context, string
 	}
 }
 
+// mostWhy bounds a reason in bytes: the journal keeps it for ever, and shows a thousand at once.
+const mostWhy = 1000
+
+// reason refuses a reason without end.
+func reason(ask any) error {
+	f := reflect.ValueOf(ask).FieldByName("Why")
+	if f.IsValid() && f.Len() > mostWhy {
+		return refusal.Newf("the arguments", "say it shorter, or where it is written", "why: it has %d bytes, at most %d are kept", f.Len(), mostWhy)
+	}
+	return nil
+}
+
 // authorize names the caller and refuses one whose role does not take the verb. The bus does so too; a
-// person revoked a moment ago is stopped here before the list is reloaded.
-func (s *Server) authorize(ctx context.Context, key string, v controller.Verb) (who string, err error) {
+// person revoked a moment ago is stopped here before the list is reloaded, and one revoked while the verb
+// is under way by the records.
+func (s *Server) authorize(ctx context.Context, key string, v controller.Verb) (who records.By, err error) {
 	what := "the verb " + string(v.Name)
 	if key == "" {
-		return "", refusal.New(what, "the bus does not say who asks", "ask with an operator's credential")
+		return records.By{}, refusal.New(what, "the bus does not say who asks", "ask with an operator's credential")
 	}
 	all, err := s.cfg.Records.Operators(ctx)
 	if err != nil {
-		return "", err
+		return records.By{}, err
 	}
 	for _, o := range all {
 		if o.Key != key || !o.Revoked.IsZero() {
 			continue
 		}
 		if role := RoleOf(o.Role); !role.Covers(v.Least) {
-			return "", refusal.Newf(what, "ask somebody who may, or an admin for another role", "%s is %s, and it takes %s", o.Name, role, v.Least)
+			return records.By{}, refusal.Newf(what, "ask somebody who may, or an admin for another role", "%s is %s, and it takes %s", o.Name, role, v.Least)
 		}
-		return "operator-" + o.Name, nil
+		return records.By{Who: "operator-" + o.Name, Key: key}, nil
 	}
-	return "", refusal.New(what, "the asker is no operator of this mesh (any more)", "ask an admin for a credential: mesh-coordinator operator issue <name>")
+	return records.By{}, refusal.New(what, "the asker is no operator of this mesh (any more)", "ask an admin for a credential: mesh-coordinator operator issue <name>")
 }
 
 // by is who acts, for the journal.
-func by(who, why string) records.By { return records.By{Who: who, Why: why} }
+func by(who records.By, why string) records.By { who.Why = why; return who }
 
 // tag reads a field's JSON name and whether it may be left out.
 func tag(f reflect.StructField) (name string, optional bool) {
@@ -212,15 +231,17 @@ func RoleOf(r records.Role) controller.Role {
 	return ""
 }
 
-// recordRole is the other way.
+// recordRole is the other way; what is no role is none, and the records refuse it.
 func recordRole(r controller.Role) records.Role {
 	switch r {
 	case controller.Admin:
 		return records.RoleAdmin
 	case controller.Operator:
 		return records.RoleOperate
+	case controller.Viewer:
+		return records.RoleRead
 	}
-	return records.RoleRead
+	return ""
 }
 
 // Rights are what a role of the records may do on the bus: the protocol's table says.

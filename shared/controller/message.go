@@ -205,7 +205,9 @@ type NodeRemoveAsk struct {
 type NodeSetAsk struct {
 	Node subject.Node      `json:"node"`
 	Set  map[string]string `json:"set"`
-	Why  string            `json:"why,omitempty"`
+	// LockSSH: admin may leave 22/tcp out, which was in it (NET-7); admin=none says so by itself.
+	LockSSH bool   `json:"lock_ssh,omitempty"`
+	Why     string `json:"why,omitempty"`
 }
 
 // NodeSetAnswer is what holds now.
@@ -222,6 +224,8 @@ type Module struct {
 	Registered  time.Time             `json:"registered"`
 	Artifact    *declaration.Artifact `json:"artifact,omitempty"`
 	Nodes       []subject.Node        `json:"nodes"`
+	// More counts nodes that are not named: an answer has to fit one message.
+	More int `json:"more,omitempty"`
 }
 
 // ModulesAnswer is every module.
@@ -326,8 +330,8 @@ type NodePlan struct {
 type PlanChange struct {
 	// Module it concerns; empty: the node itself.
 	Module subject.Module `json:"module,omitempty"`
-	// What changes: "module" (comes or goes), "build", "setting port", "secret key", "open", "close",
-	// "filter", "tunnel", "drift", "bus".
+	// What changes: "module" (comes or goes), "build", "setting port", "secret key", "open", "open the bus",
+	// "close", "filter", "tunnel", "drift", "bus".
 	What string `json:"what"`
 	// From and To are what is and what would be; empty: nothing.
 	From string `json:"from,omitempty"`
