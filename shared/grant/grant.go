@@ -103,11 +103,17 @@ func For(p Principal) (Rights, error) {
 			subject.DirectGet(subject.Declarations, subject.Declaration(n)),
 		}
 		for _, d := range p.Artifacts {
+			if !isDigest(d) { // it becomes a token of a right: "*" would be everybody's
+				return Rights{}, fmt.Errorf("artifact %q of %s is no SHA-256 in lower-case hex", d, p.Label())
+			}
 			r.Publish = append(r.Publish, subject.DirectGet(subject.Artifacts, subject.Chunks(d)))
 		}
 		r.Subscribe = append(r.Subscribe, subject.Declaration(n))
 	case Operator:
 		for _, v := range p.Verbs {
+			if err := subject.Check("verb", string(v)); err != nil {
+				return Rights{}, err
+			}
 			r.Publish = append(r.Publish, subject.Tool(subject.Controller, v))
 		}
 		if p.Upload {
@@ -123,7 +129,20 @@ func For(p Principal) (Rights, error) {
 	}
 	slices.Sort(r.Publish)
 	slices.Sort(r.Subscribe)
+	r.Publish = slices.Compact(r.Publish) // two modules of one node may share an artifact
 	return r, nil
+}
+
+func isDigest(s string) bool {
+	if len(s) != 2*sha256.Size {
+		return false
+	}
+	for i := range len(s) {
+		if c := s[i]; (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+			return false
+		}
+	}
+	return true
 }
 
 // Export is a subject CORE offers to FLEET, and how FLEET imports it.

@@ -56,6 +56,30 @@ func TestNobodyGetsTheBareDirectGetOrAWildcardConsumer(t *testing.T) {
 	}
 }
 
+func TestATokenIsNeverAWildcard(t *testing.T) {
+	for _, p := range []grant.Principal{
+		{Kind: grant.Node, Name: "n1", Artifacts: []string{"*"}}, {Kind: grant.Node, Name: "n1", Artifacts: []string{strings.Repeat("AA", 32)}},
+		{Kind: grant.Node, Name: "n1", Artifacts: []string{">"}}, {Kind: grant.Node, Name: "*"}, {Kind: grant.Invitation, Name: ">"},
+		{Kind: grant.Operator, Name: "ada", Verbs: []subject.Verb{">"}}, {Kind: grant.Operator, Name: "ada", Verbs: []subject.Verb{"a.b"}},
+	} {
+		if r, err := grant.For(p); err == nil {
+			t.Errorf("%+v may %+v", p, r)
+		}
+	}
+}
+
+func TestASharedArtifactIsOneRight(t *testing.T) {
+	d := strings.Repeat("ab", 32)
+	one, err := grant.For(grant.Principal{Kind: grant.Node, Name: "n1", Artifacts: []string{d}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	two, err := grant.For(grant.Principal{Kind: grant.Node, Name: "n1", Artifacts: []string{d, d}})
+	if err != nil || !slices.Equal(one.Publish, two.Publish) {
+		t.Errorf("twice the same: %v, %v", two.Publish, err)
+	}
+}
+
 func TestCompose(t *testing.T) {
 	n1 := grant.Principal{Kind: grant.Node, Name: "n1", Key: key(t)}
 	core := grant.Principal{Kind: grant.Coordinator, Key: key(t)}
