@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"slices"
 	"strings"
@@ -61,19 +62,33 @@ type enrolment struct {
 }
 
 // Enrol lets this machine in by the line of an invitation, installs the agent and returns when its first
-// report was heard.
+// report was heard. Without a line it repairs a machine that is in a mesh: nobody keeps a used invitation
+// until the next release.
 func (i *Installer) Enrol(ctx context.Context, line string) (Joined, error) {
-	inv, err := credential.ParseInvitation(line)
+	inv, err := i.invitation(line)
 	if err != nil {
 		return Joined{}, err
 	}
 	e := i.enrolment(inv.Node)
 	e.invitation = inv
+	e.ended = inv.Seed == ""
 	e.heard = e.askHeard
 	steps := append(i.checks([]string{agentProgram, installerProgram}, leastDisk),
 		Step{What: "check that this machine is in no other mesh", Reads: true, Do: func(context.Context) (string, error) { return e.checkFree(inv.Mesh) }},
 		e.service.remember(), e.keys(), e.letIn(), e.complete(), e.service.install(), i.install(installerProgram), e.service.write(), e.service.start(), e.wait())
 	return Joined{Node: inv.Node, Mesh: inv.Mesh}, i.steps(ctx, steps)
+}
+
+// invitation is that of the line; without one it has no key and says what mesh this machine is in.
+func (i *Installer) invitation(line string) (credential.Invitation, error) {
+	if line != "" {
+		return credential.ParseInvitation(line)
+	}
+	f, err := credential.Load(i.Machine.at(credentialFile))
+	if errors.Is(err, fs.ErrNotExist) || err == nil && f.Signer == "" {
+		return credential.Invitation{}, refusal.New("to enrol this machine without an invitation", "it is in no mesh yet", "make one on the coordinator, mesh-coordinator node invite <name>, and give its line")
+	}
+	return credential.Invitation{Mesh: f.Mesh, Node: subject.Node(f.Name), Bus: f.Bus}, err
 }
 
 func (i *Installer) enrolment(node subject.Node) *enrolment {

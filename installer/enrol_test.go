@@ -85,6 +85,23 @@ func TestEnrol(t *testing.T) {
 			t.Errorf("%v\n%s", err, &b.said)
 		}
 	})
+	t.Run("again, when nobody has the line any more", func(t *testing.T) {
+		before := b.tree()
+		b.write("/usr/local/bin/mesh-agent", "of an older release")
+		joined, err := b.Enrol(t.Context(), "")
+		if diff := cmp.Diff(before, b.tree()); err != nil || joined.Node != "db1" || diff != "" {
+			t.Errorf("Enrol = %+v, %v; not repaired: %s\n%s", joined, err, diff, &b.said)
+		}
+	})
+}
+
+func TestEnrolNeedsAnInvitationTheFirstTime(t *testing.T) {
+	b := newBed(t)
+	before := b.tree()
+	_, err := b.Enrol(t.Context(), "")
+	if diff := cmp.Diff(before, b.tree()); refusal.Of(err) == nil || !strings.Contains(err.Error(), "in no mesh yet") || diff != "" {
+		t.Errorf("%v; changed %s", err, diff)
+	}
 }
 
 func TestEnrolDryRunChangesNothing(t *testing.T) {

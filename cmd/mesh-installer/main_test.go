@@ -53,7 +53,8 @@ func TestExitCodes(t *testing.T) {
 	}{
 		{"nonsense", exitUsage, []string{"wrong usage: unknown command", "do: see mesh-installer --help"}},
 		{"genesys", exitUsage, []string{`do: did you mean "genesis"?`}},
-		{"enrol", exitUsage, []string{"wrong usage: accepts 1 arg", "do: write mesh-installer enrol <invitation>"}},
+		{"enrol", exitNotWell, []string{"refused: to enrol this machine without an invitation: it is in no mesh yet", "do: make one"}},
+		{"enrol a b", exitUsage, []string{"wrong usage: accepts at most 1 arg", "do: write mesh-installer enrol [<invitation>]"}},
 		{"genesis --nonsense", exitUsage, []string{"wrong usage: unknown flag"}},
 		{"enrol mesh1-x", exitNotWell, []string{"refused: the invitation: it is cut", "do: copy"}},
 		{"enrol -", exitNotWell, []string{`starts with "mesh1-"`}},

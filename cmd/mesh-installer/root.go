@@ -94,20 +94,28 @@ Run again on the same machine it repairs; what is not said then is as it was.`,
 
 func (a *app) enrol() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "enrol <invitation>", Short: "Let this machine into a mesh by an invitation",
+		Use: "enrol [<invitation>]", Short: "Let this machine into a mesh by an invitation",
 		Long: `Let this machine into a mesh by an invitation: the line that "mesh-coordinator node invite <name>" printed.
 With - in its place the line is read from standard input, where no list of processes shows it.
 
-The machine's keys are made here and do not leave it. Run again with the same line it repairs.`,
-		Example: "  mesh-installer enrol mesh1-eyJmb3JtYXQ…\n  mesh-installer enrol - <invitation.txt",
-		Args:    cobra.ExactArgs(1),
+The machine's keys are made here and do not leave it. Run again it repairs, which includes putting newer
+programs in place; a machine that is in a mesh needs no line for that.`,
+		Example: "  mesh-installer enrol mesh1-eyJmb3JtYXQ…\n  mesh-installer enrol - <invitation.txt\n  mesh-installer enrol",
+		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, given []string) error {
-			line, err := a.line(given[0])
-			if err != nil {
-				return err
+			line := ""
+			if len(given) > 0 {
+				var err error
+				if line, err = a.line(given[0]); err != nil {
+					return err
+				}
 			}
 			joined, err := a.installer().Enrol(cmd.Context(), line)
 			if err != nil || a.dryRun {
+				return err
+			}
+			if line == "" {
+				_, err = fmt.Fprintf(a.out, "this machine is %s of the mesh, and mesh is in order on it\nlook: mesh-agent show\n", joined.Node)
 				return err
 			}
 			_, err = fmt.Fprintf(a.out, "this machine is %s of the mesh\nlook: mesh-agent show; what it shall be, its packet filter too, comes with a push: mesh-coordinator push %s --why …\n", joined.Node, joined.Node)
