@@ -1,0 +1,95 @@
+package foreign
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"mesh/shared/refusal"
+)
+
+// attempts is how often a rule set that changes under the reading is read again.
+const attempts = 10
+
+// Read reads all rule sets of the network namespace that the calling thread is in, between two equal
+// generations. One that never holds still is returned as it was last seen, with a note. It needs
+// CAP_NET_ADMIN.
+func Read(ctx context.Context) (Ruleset, error) {
+	rs, err := readTables(ctx)
+	switch {
+	case errors.Is(err, unix.EPERM):
+		return Ruleset{}, fmt.Errorf("%w: %w", refusal.New("reading the packet filter",
+			"the kernel shows it to root only", "run it with sudo"), err)
+	case err != nil && ctx.Err() != nil:
+		return Ruleset{}, ctx.Err()
+	case err != nil: // such as a kernel without nf_tables
+		rs.note("nftables cannot be read: %v", err)
+	}
+	readLegacy(ctx, &rs)
+	return rs, nil
+}
+
+func readTables(ctx context.Context) (Ruleset, error) {
+	s, err := openSocket()
+	if err != nil {
+		return Ruleset{}, err
+	}
+	defer s.close()
+	var rs Ruleset
+	for range attempts {
+		if err := ctx.Err(); err != nil {
+			return rs, err
+		}
+		before, err := s.generation()
+		if err != nil {
+			return rs, err
+		}
+		rs, err = s.dump(ctx)
+		after, errGen := s.generation()
+		if errGen != nil {
+			return rs, errGen
+		}
+		rs.Generation = after
+		if before == after && !errors.Is(err, errInterrupted) {
+			return rs, err
+		}
+	}
+	rs.note("the rule set changed each of the %d times it was read: this is a mix of several states", attempts)
+	return rs, nil
+}
+
+// dump lists everything once: tables, then chains, sets, rules, and what is in the verdict maps.
+func (s *socket) dump(ctx context.Context) (Ruleset, error) {
+	var d decoder
+	for _, part := range []struct {
+		typ  uint16
+		each func(message)
+	}{
+		{unix.NFT_MSG_GETTABLE, d.table}, {unix.NFT_MSG_GETCHAIN, d.chain},
+		{unix.NFT_MSG_GETSET, d.set}, {unix.NFT_MSG_GETRULE, d.rule},
+	} {
+		if err := s.ask(part.typ, unix.NLM_F_DUMP, unix.NFPROTO_UNSPEC, nil, part.each); err != nil {
+			return d.rs, err
+		}
+	}
+	for i := range d.rs.Tables {
+		t := &d.rs.Tables[i]
+		for j := range t.Maps {
+			m := &t.Maps[j]
+			if err := ctx.Err(); err != nil {
+				return d.rs, err
+			}
+			var acts acts
+			err := s.ask(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, d.families[i], []string{t.Name, m.Name},
+				func(msg message) { d.elements(t, m, &acts, msg) })
+			switch {
+			case errors.Is(err, unix.ENOENT): // gone meanwhile: the generation tells
+			case err != nil:
+				return d.rs, err
+			}
+		}
+	}
+	return d.rs, nil
+}

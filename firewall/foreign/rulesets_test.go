@@ -1,0 +1,183 @@
+package foreign_test
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	gocmp "github.com/google/go-cmp/cmp"
+
+	"mesh/firewall/foreign"
+	"mesh/testbus/netlab"
+)
+
+// rulesets are the names of testdata.
+func rulesets(t testing.TB) []string {
+	t.Helper()
+	files, err := filepath.Glob("testdata/*.expected.json")
+	if err != nil || len(files) == 0 {
+		t.Fatal("no rule sets in testdata", err)
+	}
+	for i, f := range files {
+		files[i] = strings.TrimSuffix(filepath.Base(f), ".expected.json")
+	}
+	return files
+}
+
+func expected(t testing.TB, name string) foreign.Report {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join("testdata", name+".expected.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r foreign.Report
+	if err := json.Unmarshal(b, &r); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func read(t testing.TB, s *netlab.Space) foreign.Report {
+	t.Helper()
+	var rs foreign.Ruleset
+	var err error
+	s.Do(func() { rs, err = foreign.Read(t.Context()) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return foreign.Judge(rs)
+}
+
+// comparable is r without what expected.json does not say, in one order.
+func comparable(r foreign.Report) foreign.Report {
+	r.LegacyTables = nil
+	key := func(a, b foreign.Refusing) int {
+		return cmp.Or(cmp.Compare(a.Family, b.Family), cmp.Compare(a.Table, b.Table), cmp.Compare(a.Chain, b.Chain))
+	}
+	r.Refusing, r.Legacy, r.Held, r.Tables = slices.Clone(r.Refusing), slices.Clone(r.Legacy), slices.Clone(r.Held), slices.Clone(r.Tables)
+	for i := range r.Refusing {
+		r.Refusing[i].Policy = ""
+	}
+	slices.SortFunc(r.Refusing, key)
+	slices.SortFunc(r.Legacy, key)
+	slices.SortFunc(r.Held, func(a, b foreign.Held) int {
+		return cmp.Or(cmp.Compare(a.Family, b.Family), cmp.Compare(a.Table, b.Table), cmp.Compare(a.Chain, b.Chain))
+	})
+	slices.SortFunc(r.Tables, func(a, b foreign.TableLine) int {
+		return cmp.Or(cmp.Compare(a.Family, b.Family), cmp.Compare(a.Table, b.Table))
+	})
+	return r
+}
+
+// NET-8, NET-9: what every collected rule set is read as, from the kernel.
+func TestRulesetsOfOthers(t *testing.T) {
+	for _, name := range rulesets(t) {
+		t.Run(name, func(t *testing.T) {
+			s := netlab.NewSpace(t, "host")
+			put(t, s, listing(t, name), prefixes(t, name))
+			got, want := comparable(read(t, s)), comparable(expected(t, name))
+			got.Legacy = want.Legacy // TestLegacyXTables reads those
+			if diff := gocmp.Diff(want, got); diff != "" {
+				t.Errorf("expected (-), read (+):\n%s", diff)
+			}
+		})
+	}
+}
+
+// As nft writes the same rule sets, with all their expressions. It cannot write what iptables did: a
+// REJECT becomes a reject, some matches are lost.
+func TestRulesetsOfOthersByNft(t *testing.T) {
+	outOfTongue := map[string]string{
+		"shorewall-one-interface": "has a chain called reject, a word of nft's language",
+	}
+	fix := strings.NewReplacer("owner,persist", "owner", `xt match "icmp6"`, "", `xt match "recent"`, "", "xt match icmp6", "", "xt match icmp", "", "xt match recent", "", "xt match nfacct", "",
+		"xt target CT", "", "xt target CHECKSUM", "", "hook output priority dstnat - 10", "hook output priority -110", "hook output priority dstnat + 10", "hook output priority -90", "hook output priority dstnat", "hook output priority -100",
+		"hook input priority srcnat", "hook input priority 100")
+	for _, name := range rulesets(t) {
+		t.Run(name, func(t *testing.T) {
+			b, err := os.ReadFile(filepath.Join("testdata", name+".nft"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := netlab.NewSpace(t, "host")
+			if out, err := s.Try(dscp.ReplaceAllString(fix.Replace(string(b)), ""), "nft", "-f", "-"); err != nil {
+				if why := outOfTongue[name]; why != "" {
+					t.Logf("left to the other test: %s", why)
+					return
+				}
+				t.Fatal(out)
+			}
+			got, want := plain(comparable(read(t, s))), plain(comparable(expected(t, name)))
+			got.Legacy = want.Legacy
+			if diff := gocmp.Diff(want, got); diff != "" {
+				t.Errorf("expected (-), read (+):\n%s", diff)
+			}
+		})
+	}
+}
+
+// dscp is how nft 1.0.6 lists a TOS target of iptables, in a table of either family.
+var dscp = regexp.MustCompile(`ip6 dscp set \S+`)
+
+var counted = regexp.MustCompile(`^(xt REJECT|reject) x\d+$`)
+
+// plain takes out what nft's own writing of an iptables rule set changes.
+func plain(r foreign.Report) foreign.Report {
+	for i := range r.Tables {
+		r.Tables[i].SharedBy, r.Tables[i].Flags = "", nil
+	}
+	for i := range r.Refusing {
+		how := slices.Clone(r.Refusing[i].How)
+		for j, word := range how {
+			if counted.MatchString(word) {
+				how[j] = "reject"
+			}
+		}
+		slices.Sort(how)
+		r.Refusing[i].How = slices.Compact(how)
+	}
+	return r
+}
+
+func TestLegacyXTables(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.iptables-legacy-save.v4.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatal("no legacy rule set in testdata", err)
+	}
+	for _, v4 := range files {
+		name := strings.TrimSuffix(filepath.Base(v4), ".iptables-legacy-save.v4.txt")
+		var rs foreign.Ruleset
+		for family, file := range map[string]string{"ip": v4, "ip6": strings.Replace(v4, ".v4.", ".v6.", 1)} {
+			f, err := os.Open(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			tables, err := foreign.ParseSave(family, f)
+			f.Close()
+			if err != nil {
+				t.Fatal(err)
+			}
+			rs.Legacy = append(rs.Legacy, tables...)
+		}
+		if diff := gocmp.Diff(comparable(expected(t, name)).Legacy, comparable(foreign.Judge(rs)).Legacy); diff != "" {
+			t.Errorf("%s: expected (-), read (+):\n%s", name, diff)
+		}
+	}
+}
+
+func TestReadEndsWithItsContext(t *testing.T) {
+	s := netlab.NewSpace(t, "host")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	s.Do(func() {
+		if _, err := foreign.Read(ctx); err == nil {
+			t.Error("a reading that was called off ended well")
+		}
+	})
+}
