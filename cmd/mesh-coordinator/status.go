@@ -40,7 +40,11 @@ func writeStatus(w io.Writer, s controller.StatusAnswer) error {
 		}
 	}
 	c := s.Counts
-	fmt.Fprintf(w, "%s: %d well, %d behind, %d silent, %d failed\n", plural(c.Nodes, "node"), c.Well, c.Behind, c.Silent, c.Failed)
+	fmt.Fprintf(w, "%s: %d well, %d behind, %d not heard, %d failed", plural(c.Nodes, "node"), c.Well, c.Behind, c.Silent, c.Failed)
+	if rest := c.Nodes - c.Well - c.Behind - c.Silent - c.Failed; rest > 0 { // no trouble, but nobody should look for them among the well
+		fmt.Fprintf(w, ", %d asleep", rest)
+	}
+	fmt.Fprintln(w)
 	fmt.Fprintf(w, "%s, %s, %s, %s open\n", plural(c.Modules, "module"), plural(c.Assignments, "assignment"), plural(c.Operators, "operator"), plural(c.Invitations, "invitation"))
 	_, err := fmt.Fprintf(w, "bus at %s, coordinator %s, as of %s (%d ms)\n", strings.Join(s.Bus, ", "), s.Version, s.At.UTC().Format(time.RFC3339), s.TookMS)
 	return err
