@@ -1,6 +1,7 @@
 package apply
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,9 +29,11 @@ type run struct {
 
 	mu      sync.Mutex // guards the fields below
 	failed  map[subject.Module]error
+	late    map[subject.Module]*late
 	outcome state.Batch
 	steps   int
 	started map[string]systemd.Verdict
+	begun   map[string]bool // units started: for a reason of their own, or (false) because they had failed
 }
 
 // act performs the plan: what all modules stand on first, bundles beside each other, then the modules in
@@ -223,7 +226,14 @@ func (r *run) enable(ctx context.Context, mine func(subject.Module) bool) {
 	_, err := r.cfg.Host.Units.Enable(ctx, names)
 	r.cfg.FailPoint(after(plan.Enable))
 	for _, s := range steps {
-		r.close(ctx, s, err)
+		one := err
+		if err != nil && len(steps) > 1 { // one that cannot be enabled is no reason for the others
+			_, one = r.cfg.Host.Units.Enable(ctx, []string{s.Name()})
+		}
+		if one != nil {
+			one = fmt.Errorf("%s %s: %w", s.Op, s.Name(), one)
+		}
+		r.close(ctx, s, one)
 	}
 }
 
@@ -269,6 +279,13 @@ func (r *run) step(ctx context.Context, s plan.Step) (*systemd.JobResult, error)
 	r.cfg.FailPoint(before(s.Op))
 	job, err := r.do(ctx, s)
 	r.cfg.FailPoint(after(s.Op))
+	if l := (*late)(nil); errors.As(err, &l) {
+		if l.taken {
+			err = r.close(ctx, s, nil)
+		}
+		r.waits(s.Module, l)
+		return nil, cmp.Or(err, error(l))
+	}
 	if err != nil {
 		err = named(fmt.Errorf("%s %s: %w", s.Op, s.Name(), err), s)
 	}
@@ -317,9 +334,13 @@ func (r *run) fail(ctx context.Context, m subject.Module, err error) {
 	}
 }
 
+// failure says why no more is to be done for a module in this pass.
 func (r *run) failure(m subject.Module) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if l := r.late[m]; l != nil {
+		return l
+	}
 	return r.failed[m]
 }
 
@@ -342,7 +363,7 @@ func (r *run) do(ctx context.Context, s plan.Step) (*systemd.JobResult, error) {
 		u := s.Want.Unit
 		err = r.write(s, u.Path(), "root", "root", file.Spec{Content: u.Content, Mode: 0o644})
 	case plan.Stop:
-		_, err = units.Stop(ctx, s.Name())
+		_, err = r.job(ctx, s, units.Stop)
 		if errors.Is(err, systemd.ErrNoUnit) {
 			err = nil
 		}
@@ -382,7 +403,10 @@ func (r *run) startUnit(ctx context.Context, s plan.Step) (*systemd.JobResult, e
 	if s.Op == plan.Restart {
 		start = units.Restart
 	}
-	job, err := start(ctx, s.Name())
+	r.mu.Lock()
+	r.begun[s.Name()] = !s.Retry
+	r.mu.Unlock()
+	job, err := r.job(ctx, s, start)
 	if err != nil {
 		return nil, err
 	}
@@ -407,7 +431,7 @@ func (r *run) write(s plan.Step, path, owner, group string, spec file.Spec) (err
 	if spec.UID, spec.GID, err = r.owner(owner, group); err != nil {
 		return err
 	}
-	spec.Path, spec.MustNotExist = path, s.New
+	spec.Path, spec.MustNotExist, spec.OverLink = path, s.New, s.OverLink
 	_, err = r.root.Write(spec)
 	return err
 }

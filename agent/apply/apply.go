@@ -8,7 +8,9 @@
 // with growing pauses. Where nothing differs nothing is written, no process started, no question asked
 // but what stat and one call to systemd answer.
 //
-// One pass runs at a time; callers wait for each other. The goroutines of a pass end before it returns.
+// One pass runs at a time; callers wait for each other. The goroutines of a pass end before it returns. It
+// waits a bounded time for what may take long, a unit that starts or a bundle that comes: that goes on by
+// itself or with the next pass, so that a newer declaration and a repair never wait for it.
 package apply
 
 import (
@@ -89,6 +91,9 @@ type Config struct {
 	Workers int
 	// Settle is how long a started unit must stay up; 0 means 1.5 s.
 	Settle time.Duration
+	// Wait is how long a pass waits for a unit to start or stop, and for bundles to come, before it ends
+	// without them; 0 means 10 s.
+	Wait time.Duration
 	// Reserve is how many bytes a bundle must leave free on the disk; 0 means 16 MiB.
 	Reserve int64
 	// FailPoint is called at each of FailPoints; a test dies there. nil on a machine.
@@ -99,9 +104,13 @@ const (
 	defaultWorkers = 4
 	defaultSettle  = 1500 * time.Millisecond
 	defaultReserve = 16 << 20
+	defaultWait    = 10 * time.Second
 	// fetchGrace is how long modules that need no bundle wait for those that do, so that one reload
 	// serves all.
 	fetchGrace = 3 * time.Second
+	// mendEvery is how often at most a bundle that is altered again and again is put right: each time its
+	// bytes are fetched anew.
+	mendEvery = time.Hour
 	// pauseMin and pauseMax bound the pause before a failed module is tried again.
 	pauseMin, pauseMax = 5 * time.Second, 5 * time.Minute
 	// plausible bounds how far ahead of the declaration held the seq of an unreadable one may be.
@@ -138,7 +147,8 @@ type Result struct {
 	// Steps is how many acts were made.
 	Steps int
 	Took  time.Duration
-	// NextTry is when a module that failed is to be tried again, by a pass; zero when none waits.
+	// NextTry is when a module that failed, or waits for something, is to be looked at again, by a pass; zero
+	// when none is.
 	NextTry time.Time
 }
 
@@ -153,9 +163,12 @@ type Engine struct {
 	passwd   [2]file.Fingerprint // of the files accounts was read from
 	fast     *settled            // what a look has to find unchanged to be over; nil: look at everything
 	pauses   map[subject.Module]*pause
-	said     map[string]string // findings that stay, as they were last said
-	refused  string            // digest of the declaration refused last
-	filterOK bool              // the filter of the declaration held is in force
+	lives    map[string]life      // of the units that should run
+	indexes  map[string]*index    // of the bundles that are there, by folder
+	mended   map[string]time.Time // when a bundle's folder was put right last
+	said     map[string]string    // findings that stay, as they were last said
+	refused  string               // digest of the declaration refused last
+	filterOK bool                 // the filter of the declaration held is in force
 	booted   bool
 
 	mu       sync.Mutex // guards the two below
@@ -177,6 +190,9 @@ func New(cfg Config) (*Engine, error) {
 	if cfg.Settle == 0 {
 		cfg.Settle = defaultSettle
 	}
+	if cfg.Wait == 0 {
+		cfg.Wait = defaultWait
+	}
 	if cfg.Reserve == 0 {
 		cfg.Reserve = defaultReserve
 	}
@@ -184,7 +200,7 @@ func New(cfg Config) (*Engine, error) {
 		cfg.FailPoint = func(string) {}
 	}
 	e := &Engine{cfg: cfg, root: cfg.Host.Files, turn: make(chan struct{}, 1), seen: map[string]file.State{},
-		pauses: map[subject.Module]*pause{}, said: map[string]string{}}
+		pauses: map[subject.Module]*pause{}, lives: map[string]life{}, indexes: map[string]*index{}, mended: map[string]time.Time{}, said: map[string]string{}}
 	e.turn <- struct{}{}
 	if e.root == nil {
 		var err error

@@ -46,6 +46,7 @@ type bed struct {
 	workers int
 	point   func(string)
 	fetched func(a declaration.Artifact, from int) error // before a fetch; nil: all is well
+	chunk   func()                                       // before each chunk that comes; nil for nothing
 }
 
 // keys are what a node was enrolled with.
@@ -155,6 +156,9 @@ func (b *bed) fetch(_ context.Context, a declaration.Artifact, from int, w io.Wr
 	}
 	for n := from; n < a.Chunks; n++ {
 		at, size := bundle.Span(n, a.Size)
+		if b.chunk != nil {
+			b.chunk()
+		}
 		if _, err := w.Write(content[at : at+size]); err != nil {
 			return err
 		}

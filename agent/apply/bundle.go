@@ -1,6 +1,7 @@
 package apply
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -32,15 +34,25 @@ func (r *run) fetchBundle(ctx context.Context, b *resource.Bundle) error {
 	if err := r.bundleDir(); err != nil {
 		return err
 	}
-	if there, err := isFolder(b.Folder); err != nil || there { // another module has the same one
+	there, err := isFolder(b.Folder)
+	if err != nil {
 		return err
+	}
+	if there {
+		ix, err := r.index(b.Folder)
+		if err != nil {
+			return err
+		}
+		if at, _, err := ix.differing(b.Folder); err != nil || len(at) == 0 { // another module has the same one
+			return err
+		}
 	}
 	digest := b.Artifact.Digest
 	part := filepath.Join(r.cfg.BundleDir, partPrefix+digest)
-	err := r.download(ctx, b.Artifact, part)
+	err = r.download(ctx, b.Artifact, part)
 	if err == nil {
 		r.cfg.FailPoint(bundleFetched)
-		err = r.unpack(ctx, part, b)
+		err = r.unpack(ctx, part, b, there)
 	}
 	// On a full disk the bytes are given back, and a bundle that was refused is not kept. All else may be
 	// resumed.
@@ -81,7 +93,8 @@ func (r *run) download(ctx context.Context, a declaration.Artifact, part string)
 	if err == nil && from < a.Chunks {
 		at, _ := bundle.Span(from, a.Size)
 		if err = r.room(a.Size - at); err == nil {
-			err = r.cfg.Fetch(ctx, a, from, &chunkWriter{f: f, r: r})
+			w := &chunkWriter{f: f, r: r, size: a.Size, until: r.cfg.Clock.Now().Add(r.cfg.Wait)}
+			err = r.cfg.Fetch(ctx, a, from, w)
 		}
 	}
 	if err == nil {
@@ -112,16 +125,27 @@ func (r *run) resume(f *os.File, a declaration.Artifact) (from int, err error) {
 	return from, err
 }
 
-// chunkWriter tells the fail point of each chunk.
+// chunkWriter tells the fail point of each chunk, and ends the fetch after a chunk once the pass has waited
+// long enough: what came stays, and the next pass goes on.
 type chunkWriter struct {
-	f *os.File
-	r *run
+	f     *os.File
+	r     *run
+	size  int64
+	until time.Time
 }
 
 func (w *chunkWriter) Write(b []byte) (int, error) {
 	n, err := w.f.Write(b)
 	w.r.cfg.FailPoint(chunkWritten)
-	return n, err
+	if err != nil || w.r.cfg.Clock.Now().Before(w.until) {
+		return n, err
+	}
+	at, err := w.f.Seek(0, io.SeekCurrent)
+	if err != nil || at >= w.size {
+		return n, err
+	}
+	// In coarse steps, for each is news to who waits.
+	return n, &late{fmt.Sprintf("its bundle is on its way, about %d %% of %d MiB are here", at*10/w.size*10, (w.size+1<<20-1)>>20), fetchOn, false}
 }
 
 // room refuses what would not leave the reserve.
@@ -136,7 +160,7 @@ func (r *run) room(need int64) error {
 	return nil
 }
 
-func (r *run) unpack(ctx context.Context, part string, b *resource.Bundle) (err error) {
+func (r *run) unpack(ctx context.Context, part string, b *resource.Bundle, there bool) (err error) {
 	f, err := os.Open(part)
 	if err != nil {
 		return err
@@ -168,15 +192,68 @@ func (r *run) unpack(ctx context.Context, part string, b *resource.Bundle) (err 
 		return err
 	}
 	r.cfg.FailPoint(bundleOpened)
-	if err := syncFS(tmp); err != nil {
-		return err
+	if there {
+		return errors.Join(r.putRight(b.Folder, tmp), os.RemoveAll(tmp))
+	}
+	ix, err := scan(tmp)
+	if err == nil {
+		err = ix.save(b.Folder)
+	}
+	if err == nil {
+		err = syncFS(tmp)
+	}
+	if err != nil {
+		return errors.Join(err, dropIndex(b.Folder))
 	}
 	r.cfg.FailPoint(bundleSynced)
 	if err := os.Rename(tmp, b.Folder); err != nil {
 		return err
 	}
 	r.cfg.FailPoint(bundleNamed)
+	r.know(b.Folder, ix)
 	return syncDir(r.cfg.BundleDir)
+}
+
+// putRight brings what was altered in folder back from the same bundle unpacked at fresh.
+func (r *run) putRight(folder, fresh string) error {
+	ix, err := r.index(folder)
+	if err != nil {
+		return err
+	}
+	at, _, err := ix.differing(folder)
+	if err == nil {
+		err = ix.mend(folder, fresh, at)
+	}
+	if err != nil {
+		return err
+	}
+	if at, what, err := ix.differing(folder); err != nil || len(at) > 0 {
+		return cmp.Or(err, fmt.Errorf("%s after it was put right", what))
+	}
+	r.mu.Lock()
+	r.mended[folder] = r.cfg.Clock.Now()
+	r.mu.Unlock()
+	return errors.Join(ix.save(folder), syncFS(folder))
+}
+
+// index is indexOf for those who fetch side by side.
+func (r *run) index(folder string) (*index, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.indexOf(folder)
+}
+
+func (r *run) know(folder string, ix *index) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.indexes[folder] = ix
+}
+
+func dropIndex(folder string) error {
+	if err := os.Remove(indexPath(folder)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
 }
 
 func unpackInto(ctx context.Context, f io.Reader, dir string) error {
@@ -214,11 +291,16 @@ func (r *run) removeBundle(id string) error {
 	if err := os.RemoveAll(tmp); err != nil {
 		return err
 	}
-	err := os.Rename(filepath.Join(r.cfg.BundleDir, digest), tmp)
+	folder := filepath.Join(r.cfg.BundleDir, digest)
+	err := os.Rename(folder, tmp)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		err = nil
 	}
-	return errors.Join(err, os.RemoveAll(tmp))
+	r.mu.Lock()
+	delete(r.indexes, folder)
+	delete(r.mended, folder)
+	r.mu.Unlock()
+	return errors.Join(err, os.RemoveAll(tmp), dropIndex(folder))
 }
 
 // sweepBundles removes what a kill left behind, and the bytes of bundles that nothing declares.
@@ -238,6 +320,10 @@ func (e *Engine) sweepBundles(wanted []resource.Resource) {
 		if isPart && digests[part] {
 			if there, err := isFolder(filepath.Join(e.cfg.BundleDir, part)); err != nil || !there {
 				continue // it is resumed
+			}
+		} else if of, isIndex := strings.CutPrefix(entry.Name(), indexPrefix); isIndex {
+			if there, err := isFolder(filepath.Join(e.cfg.BundleDir, of)); err != nil || there {
+				continue
 			}
 		} else if !isPart && !strings.HasPrefix(entry.Name(), unpackPrefix) {
 			continue

@@ -105,11 +105,17 @@ func TestTwoModulesWithOneBundle(t *testing.T) {
 	}
 }
 
+// dirNames are the names in the folder of bundles, without the index that belongs to each of them.
 func dirNames(t testing.TB, dir string) (names []string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
 	must(t, err)
 	for _, e := range entries {
+		if of, ok := strings.CutPrefix(e.Name(), ".index-"); ok {
+			if _, err := os.Stat(dir + "/" + of); err == nil {
+				continue
+			}
+		}
 		names = append(names, e.Name())
 	}
 	return names

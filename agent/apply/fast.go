@@ -38,8 +38,8 @@ type madeBundle struct {
 
 type unitLook struct{ name, load, active, sub string }
 
-// quickLooks is how many quick looks at units stand between two thorough ones, which also find what one
-// call to systemd does not show.
+// quickLooks is how many quick looks at units and bundles stand between two thorough ones, which also find
+// what one call to systemd does not show.
 const quickLooks = 10
 
 // wantsFolders change when a unit is enabled or disabled; the folder of units when one is added.
@@ -107,6 +107,11 @@ func (e *Engine) unchanged(ctx context.Context) bool {
 	if s == nil || e.cfg.Filter != nil && !e.filterOK || !e.accountsUnchanged() {
 		return false
 	}
+	if len(s.units)+len(s.bundles) > 0 {
+		if s.left--; s.left < 0 {
+			return false
+		}
+	}
 	for i := range s.files {
 		if !e.root.Unchanged(s.files[i].path, s.files[i].Fingerprint) {
 			return false
@@ -120,19 +125,31 @@ func (e *Engine) unchanged(ctx context.Context) bool {
 	}
 	for _, b := range s.bundles {
 		st, err := os.Lstat(b.path)
-		if err != nil || st.ModTime().UnixNano() != b.mtime {
+		if err != nil || st.ModTime().UnixNano() != b.mtime || !e.bundleUnchanged(b.path) {
 			return false
 		}
 	}
 	return e.unitsUnchanged(ctx, s)
 }
 
+// largeBundle is from how many entries on the content of a bundle is looked at in thorough looks only.
+const largeBundle = 2000
+
+func (e *Engine) bundleUnchanged(folder string) bool {
+	ix := e.indexes[folder]
+	if ix == nil {
+		return false
+	}
+	if len(ix.Entries) >= largeBundle {
+		return true
+	}
+	at, _, err := ix.differing(folder)
+	return err == nil && len(at) == 0
+}
+
 func (e *Engine) unitsUnchanged(ctx context.Context, s *settled) bool {
 	if len(s.units) == 0 {
 		return true
-	}
-	if s.left--; s.left < 0 {
-		return false
 	}
 	now, err := e.cfg.Host.Units.List(ctx, s.names)
 	if err != nil {

@@ -27,7 +27,7 @@ func (e *Engine) carry(ctx context.Context, w *work) (Result, error) {
 	}
 	paused := e.dropPaused(w)
 	r := &run{Engine: e, w: w, slots: make(chan struct{}, e.cfg.Workers), filtered: make(chan struct{}),
-		failed: map[subject.Module]error{}, started: map[string]systemd.Verdict{}}
+		failed: map[subject.Module]error{}, late: map[subject.Module]*late{}, started: map[string]systemd.Verdict{}, begun: map[string]bool{}}
 	var filterErr error
 	go func() { // ends when the filter is in force or refused, or with ctx; the wait below is for it
 		defer close(r.filtered)
@@ -40,10 +40,11 @@ func (e *Engine) carry(ctx context.Context, w *work) (Result, error) {
 	}
 	e.booted = true
 	states := e.after(ctx, r)
+	r.live(states)
 	result := Result{Seq: w.d.Seq, Outcome: report.Applied, Steps: r.steps, Modules: r.modules(states, paused), Strays: e.strays(w)}
 	result.Drift = e.drift(r)
 	e.blame(r, &result, filterErr)
-	result.NextTry = e.nextTry()
+	result.NextTry = r.nextTry()
 	result.Took = e.cfg.Clock.Now().Sub(w.start)
 	if err := e.record(ctx, r, result); err != nil {
 		return Result{}, err
@@ -94,7 +95,7 @@ func (e *Engine) dropPaused(w *work) map[subject.Module]string {
 	now := e.cfg.Clock.Now()
 	w.plan.Steps = slices.DeleteFunc(w.plan.Steps, func(s plan.Step) bool {
 		p := e.pauses[s.Module]
-		if p == nil || !now.Before(p.next) || s.Drift {
+		if p == nil || !now.Before(p.next) || s.Drift && !s.Retry {
 			return false
 		}
 		paused[s.Module] = p.why
@@ -137,8 +138,8 @@ func (r *run) modules(states map[string]plan.Unit, paused map[subject.Module]str
 	out := make([]report.Module, 0, len(r.w.d.Modules))
 	for _, m := range r.w.d.Modules {
 		mod := report.Module{Name: m.Name, Build: m.Build, State: report.Running}
-		why, restarts := r.unitsOf(m.Name, states)
-		mod.Restarts = restarts
+		u := r.unitsOf(m.Name, states)
+		mod.Restarts = u.restarts
 		err := cmp.Or(r.w.unreadable[m.Name], r.w.plan.Failed[m.Name], r.failed[m.Name])
 		switch {
 		case err != nil:
@@ -149,10 +150,17 @@ func (r *run) modules(states map[string]plan.Unit, paused map[subject.Module]str
 			mod.State, mod.Detail = report.Unknown, "systemd cannot be asked: "+oneLine(r.w.see.UnitsError)
 		case paused[m.Name] != "":
 			mod.State, mod.Detail = report.Broken, paused[m.Name]
-		case why != "":
-			mod.State, mod.Detail = report.Broken, why
+		case r.late[m.Name] != nil: // what comes after it was not begun
+			mod.State, mod.Detail = report.Pending, r.late[m.Name].what
+		case u.down != "":
+			mod.State, mod.Detail = report.Broken, u.down
+		case u.shaky != "":
+			mod.State, mod.Detail = report.Broken, u.shaky
+		case u.moving != "":
+			mod.State, mod.Detail = report.Pending, u.moving
+			r.waits(m.Name, &late{u.moving, lookAgain, true})
 		}
-		r.setPause(m.Name, mod, r.failed[m.Name] != nil || mod.State == report.Broken && err == nil, paused)
+		r.setPause(m.Name, mod, r.failed[m.Name] != nil || u.retried || err == nil && mod.State == report.Broken && u.shaky != mod.Detail, paused)
 		out = append(out, mod)
 	}
 	return out
@@ -164,8 +172,10 @@ func (r *run) setPause(m subject.Module, mod report.Module, failed bool, paused 
 		return
 	}
 	if !failed {
-		delete(r.pauses, m)
-		return
+		if mod.State == report.Running || r.w.plan.Failed[m] != nil {
+			delete(r.pauses, m)
+		}
+		return // what is not proved to stay up keeps its pause
 	}
 	p := r.pauses[m]
 	if p == nil {
@@ -179,11 +189,24 @@ func (r *run) setPause(m subject.Module, mod report.Module, failed bool, paused 
 	}
 }
 
-// nextTry is when the first of the modules that failed is to be tried again.
-func (e *Engine) nextTry() (next time.Time) {
-	for _, p := range e.pauses {
-		if next.IsZero() || p.next.Before(next) {
-			next = p.next
+// nextTry is when the first of the modules that failed is to be tried again, or one that waits for
+// something is to be looked at.
+func (r *run) nextTry() (next time.Time) {
+	now := r.cfg.Clock.Now()
+	sooner := func(at time.Time) {
+		if at.After(now) && (next.IsZero() || at.Before(next)) {
+			next = at
+		}
+	}
+	for _, p := range r.pauses {
+		sooner(p.next)
+	}
+	for _, l := range r.late {
+		sooner(now.Add(l.again))
+	}
+	for _, l := range r.lives {
+		if !l.died.IsZero() {
+			sooner(l.died.Add(steady))
 		}
 	}
 	return next
@@ -195,36 +218,52 @@ func (r *run) hasUnits(m subject.Module) bool {
 	})
 }
 
-// unitsOf says what is wrong with the units of a module, and how often they were started again.
-func (r *run) unitsOf(m subject.Module, states map[string]plan.Unit) (why string, restarts int) {
-	var all []string
+// health is how the units of a module are, in words: what is down, what came back and has not proved that
+// it stays, what is on its way; and how often they were started again.
+type health struct {
+	down, shaky, moving string
+	restarts            int
+	retried             bool // one was started because it had failed
+}
+
+func (r *run) unitsOf(m subject.Module, states map[string]plan.Unit) (h health) {
+	var down, shaky, moving []string
 	for _, res := range r.w.resources {
 		if res.Module != m || res.Kind != resource.KindUnit {
 			continue
 		}
-		have := states[res.Unit.Name]
-		restarts += have.Restarts
+		name, have := res.Unit.Name, states[res.Unit.Name]
+		h.restarts += have.Restarts
 		if !res.Unit.Started {
 			continue
 		}
-		if v, ok := r.started[res.Unit.Name]; ok && !v.OK && !(res.Unit.Ends && have.Active == "inactive" && have.Result == "success") {
-			all = append(all, res.Unit.Name+": "+v.Why)
-			continue
+		life := r.lives[name]
+		if fresh, begun := r.begun[name]; begun && !fresh {
+			h.retried = true
 		}
-		if w := unwell(res.Unit, have); w != "" {
-			all = append(all, res.Unit.Name+": "+w)
+		switch v, ok := r.started[name]; {
+		case ok && !v.OK && life.why == "" && !(res.Unit.Ends && have.Active == "inactive" && have.Result == "success"):
+			down = append(down, name+": "+v.Why)
+		case life.why != "" && (have.Running() || have.Moving()):
+			shaky = append(shaky, name+": "+life.why)
+		case res.Unit.Ends && have.Active == "activating": // it does what it is for
+		case have.Moving():
+			moving = append(moving, name+" is "+have.Active)
+		default:
+			if w := unwell(res.Unit, have); w != "" {
+				down = append(down, name+": "+w)
+			}
 		}
 	}
-	return strings.Join(all, "; "), restarts
+	h.down, h.shaky, h.moving = strings.Join(down, "; "), strings.Join(shaky, "; "), strings.Join(moving, "; ")
+	return h
 }
 
 // unwell says in words how a unit that should run does not.
 func unwell(u *resource.Unit, have plan.Unit) string {
 	switch {
 	case have.Active == "failed":
-		return fmt.Sprintf("it failed (%s, status %d)", have.Result, have.Status)
-	case have.Sub == "auto-restart":
-		return fmt.Sprintf("it ended (%s, status %d) and is about to be started again", have.Result, have.Status)
+		return ended(have)
 	case have.Running() || u.Ends:
 		return ""
 	case have.Active == "":
@@ -238,10 +277,11 @@ func (e *Engine) drift(r *run) []report.Drift {
 	var out []report.Drift
 	still := map[string]string{}
 	for _, f := range r.w.plan.Found {
-		repaired := f.Repaired && r.failed[f.Module] == nil
+		repaired := f.Repaired && r.failed[f.Module] == nil && r.late[f.Module] == nil
 		if !repaired {
-			still[f.ID] = f.What
-			if e.said[f.ID] == f.What {
+			key := f.ID + " " + f.What // there may be several of one thing
+			still[key] = f.What
+			if e.said[key] != "" {
 				continue
 			}
 		}
@@ -263,10 +303,14 @@ func (e *Engine) blame(r *run, result *Result, filterErr error) {
 	if filterErr != nil {
 		result.Outcome, result.Refused = report.Failed, refusalOf(filterErr, fmt.Sprintf("the packet filter of declaration %d", r.w.d.Seq))
 	}
-	declared := map[subject.Module]bool{}
+	declared, pending := map[subject.Module]bool{}, false
 	for _, m := range result.Modules {
 		declared[m.Name] = true
-		if m.State != report.Running {
+		switch m.State {
+		case report.Running:
+		case report.Pending:
+			pending = true
+		default:
 			failed("module "+string(m.Name), m.Detail, "see mesh-agent show "+string(m.Name)+"; it is tried again by itself")
 		}
 	}
@@ -277,6 +321,9 @@ func (e *Engine) blame(r *run, result *Result, filterErr error) {
 				failed("the end of module "+string(m), oneLine(errs[m]), "look at the machine; it is tried again by itself")
 			}
 		}
+	}
+	if (pending || len(r.late) > 0) && result.Outcome == report.Applied {
+		result.Outcome = report.Applying
 	}
 }
 

@@ -52,7 +52,8 @@ func (e *Engine) observe(ctx context.Context, w *work) error {
 	if err := e.readAccounts(); err != nil {
 		return fmt.Errorf("read the users: %w", err)
 	}
-	w.see = plan.Observed{Paths: map[string]file.State{}, Accounts: e.accounts, Bundles: map[string]bool{}, Marked: map[string]bool{}}
+	w.see = plan.Observed{Paths: map[string]file.State{}, Accounts: e.accounts, Bundles: map[string]bool{}, Marked: map[string]bool{},
+		Altered: map[string]string{}, Fought: map[string]bool{}}
 	known := map[string]bool{}
 	var units []string
 	see := func(id string, module subject.Module, folder string) {
@@ -69,7 +70,7 @@ func (e *Engine) observe(ctx context.Context, w *work) error {
 			}
 		case resource.KindBundle:
 			if folder != "" {
-				w.see.Bundles[folder], err = isFolder(folder)
+				err = e.bundle(w, folder)
 			}
 		}
 		if err != nil {
@@ -141,6 +142,24 @@ func (e *Engine) hasMark(p string) (bool, error) {
 	return bytes.HasPrefix(b, []byte(resource.Mark)), err
 }
 
+// bundle looks at the folder of a bundle and at what is in it.
+func (e *Engine) bundle(w *work, folder string) error {
+	there, err := isFolder(folder)
+	if w.see.Bundles[folder] = there; err != nil || !there {
+		return err
+	}
+	ix, err := e.indexOf(folder)
+	if err != nil {
+		return err
+	}
+	if _, w.see.Altered[folder], err = ix.differing(folder); err != nil {
+		return err
+	}
+	at, mended := e.mended[folder]
+	w.see.Fought[folder] = mended && e.cfg.Clock.Now().Sub(at) < mendEvery
+	return nil
+}
+
 func isFolder(p string) (bool, error) {
 	st, err := os.Lstat(p)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -198,7 +217,7 @@ func (e *Engine) units(ctx context.Context, names []string) (map[string]plan.Uni
 
 func planUnit(s systemd.UnitState) plan.Unit {
 	return plan.Unit{Load: s.Load, Fragment: s.Fragment, Enabled: s.File, Active: s.Active, Sub: s.Sub, Result: s.Result, NeedReload: s.NeedReload,
-		Invocation: s.Invocation, Restarts: s.Restarts, Status: s.ExitStatus}
+		Invocation: s.Invocation, Restarts: s.Restarts, Status: s.ExitStatus, Job: s.Job, DropIns: strings.FieldsFunc(s.DropIns, func(r rune) bool { return r == '\n' })}
 }
 
 // sweep removes what a kill may have left behind: temporary files beside declared ones.
@@ -235,7 +254,8 @@ func (e *Engine) strays(w *work) []string {
 	var out []string
 	for _, entry := range entries {
 		id := resource.ID(resource.KindUnit, entry.Name())
-		if !strings.HasPrefix(entry.Name(), "mesh-") || !entry.Type().IsRegular() || known[id] {
+		kind := path.Ext(entry.Name())
+		if kind != ".service" && kind != ".timer" || !entry.Type().IsRegular() || known[id] {
 			continue
 		}
 		if ok, err := e.hasMark(resource.UnitFolder + "/" + entry.Name()); err == nil && ok {

@@ -52,10 +52,15 @@ type paperUnits struct {
 	*bed
 	mu   sync.Mutex
 	gone error // what every call gets, when set
+	// waits says of a call, "start x.service", that its job is not over until ctx is; nil for none.
+	waits func(call string) bool
+	// refuses says of a call that it gets an error; nil for none.
+	refuses func(call string) error
 }
 
 // paperUnit is what systemd knows of one unit.
 type paperUnit struct {
+	Load, DropIns               string
 	Text                        string // as it was last read
 	Active, Sub, Result         string
 	Running                     string // the sum of the text it was started with
@@ -67,6 +72,11 @@ func (u *paperUnits) with(call string, change func(map[string]*paperUnit) error)
 	defer u.mu.Unlock()
 	if u.gone != nil {
 		return u.gone
+	}
+	if u.refuses != nil {
+		if err := u.refuses(call); err != nil {
+			return err
+		}
 	}
 	all := map[string]*paperUnit{}
 	text, err := os.ReadFile(u.path("systemd.json"))
@@ -133,7 +143,10 @@ func (u *paperUnits) state(all map[string]*paperUnit, name string) systemd.UnitS
 	if p.Text != "" {
 		s.Load, s.Fragment = "loaded", resource.UnitFolder+"/"+name
 	}
-	s.Invocation = fmt.Sprint(p.Invocation)
+	if p.Load != "" {
+		s.Load = p.Load
+	}
+	s.Invocation, s.DropIns = fmt.Sprint(p.Invocation), p.DropIns
 	s.File = "disabled"
 	if _, err := os.Lstat(u.wants(name)); err == nil {
 		s.File = "enabled"
@@ -204,15 +217,29 @@ func (u *paperUnits) ResetFailed(_ context.Context, name string) error {
 	return u.with("reset "+name, func(map[string]*paperUnit) error { return nil })
 }
 
-func (u *paperUnits) Start(_ context.Context, name string) (systemd.JobResult, error) {
-	return u.job("start", name)
+func (u *paperUnits) Start(ctx context.Context, name string) (systemd.JobResult, error) {
+	return u.job(ctx, "start", name)
 }
 
-func (u *paperUnits) Restart(_ context.Context, name string) (systemd.JobResult, error) {
-	return u.job("restart", name)
+func (u *paperUnits) Restart(ctx context.Context, name string) (systemd.JobResult, error) {
+	return u.job(ctx, "restart", name)
 }
 
-func (u *paperUnits) job(op, name string) (job systemd.JobResult, err error) {
+// late leaves a unit on its way, as a job does whose wait was ended.
+func (u *paperUnits) late(ctx context.Context, call, name, active string) (job systemd.JobResult, err error) {
+	err = u.with(call, func(all map[string]*paperUnit) error {
+		u.state(all, name)
+		all[name].Active, all[name].Sub = active, "start"
+		return nil
+	})
+	<-ctx.Done()
+	return systemd.JobResult{Result: "unknown"}, errors.Join(err, ctx.Err())
+}
+
+func (u *paperUnits) job(ctx context.Context, op, name string) (job systemd.JobResult, err error) {
+	if u.waits != nil && u.waits(op+" "+name) {
+		return u.late(ctx, op+" "+name, name, "activating")
+	}
 	err = u.with(op+" "+name, func(all map[string]*paperUnit) error {
 		u.state(all, name) // loads it
 		p := all[name]
@@ -233,7 +260,10 @@ func (u *paperUnits) job(op, name string) (job systemd.JobResult, err error) {
 	return job, err
 }
 
-func (u *paperUnits) Stop(_ context.Context, name string) (job systemd.JobResult, err error) {
+func (u *paperUnits) Stop(ctx context.Context, name string) (job systemd.JobResult, err error) {
+	if u.waits != nil && u.waits("stop "+name) {
+		return u.late(ctx, "stop "+name, name, "deactivating")
+	}
 	err = u.with("stop "+name, func(all map[string]*paperUnit) error {
 		p := all[name]
 		if p == nil {

@@ -56,12 +56,20 @@ func (p *planner) dir(r *resource.Resource) {
 }
 
 func (p *planner) bundle(r *resource.Resource) {
-	if p.in.Observed.Bundles[r.Bundle.Folder] {
+	what := p.in.Observed.Altered[r.Bundle.Folder]
+	switch there := p.in.Observed.Bundles[r.Bundle.Folder]; {
+	case there && what == "":
 		p.inOrder(r, true)
-		return
+	case there && p.in.Observed.Fought[r.Bundle.Folder]:
+		p.out.Found = append(p.out.Found, Finding{Module: r.Module, ID: r.ID, What: what + ", again: something on the machine writes there"})
+	case there:
+		before := len(p.out.Steps)
+		p.act(Fetch, r, what, true)
+		p.altered[r.Module] = len(p.out.Steps) > before
+	default:
+		p.changed[r.Module] = true
+		p.act(Fetch, r, missing(p.drifted(r)), true)
 	}
-	p.changed[r.Module] = true
-	p.act(Fetch, r, missing(p.drifted(r)), true)
 }
 
 func missing(drifted bool) string {
@@ -80,6 +88,16 @@ func (p *planner) file(r *resource.Resource) {
 		before := len(p.out.Steps)
 		p.act(WriteFile, r, missing(p.drifted(r)), true)
 		p.markNew(before)
+		return
+	}
+	if st.Kind == file.Symlink && held && old.Made && old.Sum != "" {
+		// Somebody put it where mesh's file was. It is not followed, it is replaced.
+		p.changed[r.Module] = true
+		before := len(p.out.Steps)
+		p.act(WriteFile, r, "a symlink to "+st.Target+" stands there", true)
+		for i := range p.out.Steps[before:] {
+			p.out.Steps[before+i].OverLink = true
+		}
 		return
 	}
 	if st.Kind != file.File {

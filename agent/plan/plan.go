@@ -93,6 +93,8 @@ type Step struct {
 	Want *resource.Resource
 	// New: nothing stood there, and what appears meanwhile is somebody else's.
 	New bool
+	// OverLink: a symlink stands there that somebody put in the place of mesh's file.
+	OverLink bool
 	// Intent is what the ledger has to hold before the act, when it does not yet.
 	Intent *state.Row
 	// Done is what the ledger holds after the act; nil when a later step of the resource brings it.
@@ -130,6 +132,10 @@ type Unit struct {
 	Restarts   int
 	// Status is the exit status of its main program.
 	Status int
+	// Job: systemd has something to do with it that is not over, such as a start that waits.
+	Job bool
+	// DropIns are files beside its own that change it.
+	DropIns []string
 }
 
 // Running reports whether it runs, or is on its way.
@@ -139,6 +145,11 @@ func (u Unit) Running() bool {
 		return true
 	}
 	return false
+}
+
+// Moving reports whether it is on its way to another state, by systemd's or its own doing.
+func (u Unit) Moving() bool {
+	return u.Job || u.Active == "deactivating" || u.Active == "activating" && u.Sub != "auto-restart"
 }
 
 // Observed is what was seen of everything declared and everything in the ledger.
@@ -151,6 +162,10 @@ type Observed struct {
 	UnitsError error
 	// Bundles has the folders of bundles that are there.
 	Bundles map[string]bool
+	// Altered says of such a folder what in it is not as it was unpacked. Fought: it was put right a
+	// moment ago, and something on the machine alters it again.
+	Altered map[string]string
+	Fought  map[string]bool
 	// Marked has the unit files, by path, that bear mesh's mark.
 	Marked map[string]bool
 }
@@ -209,13 +224,16 @@ type planner struct {
 	out    Plan
 	// changed are modules with a file to write, whose units cannot be taken as started with it.
 	changed map[subject.Module]bool
+	// altered are modules whose bundle is put right: what runs may run what was changed in it.
+	altered map[subject.Module]bool
 	reload  map[string]subject.Module // units whose files change, and whose they are
 }
 
 // New makes the plan.
 func New(in Input) Plan {
 	p := &planner{in: in, reload: map[string]subject.Module{}, ledger: make(map[string]state.Row, len(in.Ledger)), changed: map[subject.Module]bool{},
-		out: Plan{Failed: map[subject.Module]error{}, Unknown: map[subject.Module]error{}}}
+		altered: map[subject.Module]bool{},
+		out:     Plan{Failed: map[subject.Module]error{}, Unknown: map[subject.Module]error{}}}
 	for _, r := range in.Ledger {
 		p.ledger[r.ID] = r
 	}

@@ -70,7 +70,7 @@ func (p *planner) removeUnit(row state.Row) {
 	st := p.in.Observed.Paths[resource.UnitFolder+"/"+n]
 	var steps []Step
 	add := func(op Op) { steps = append(steps, Step{Op: op, ID: row.ID, Module: module, Reason: gone}) }
-	if have.Running() || have.Active == "deactivating" {
+	if have.Running() || have.Moving() {
 		add(Stop)
 	}
 	if have.Enabled == "enabled" {

@@ -3,6 +3,7 @@ package plan
 import (
 	"cmp"
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 
@@ -30,6 +31,11 @@ func (p *planner) unit(r *resource.Resource) {
 		return
 	}
 	text := p.unitText(r, st)
+	if text == "" && !have.NeedReload && (have.Load == "bad-setting" || have.Load == "error") {
+		p.fail(r.Module, refusal.New(p.what(r), "systemd cannot load it: "+have.Load, "see systemd-analyze verify "+u.Path()+", correct the unit in the module and register it again"))
+		return
+	}
+	p.dropIns(r, have)
 	made := !st.Exists || held && old.Made || p.in.Observed.Marked[u.Path()]
 	done := p.row(r, made)
 	var steps []Step
@@ -71,6 +77,15 @@ func (p *planner) unit(r *resource.Resource) {
 	}
 	slices.SortStableFunc(steps, func(a, b Step) int { return cmp.Compare(a.Op.Phase(), b.Op.Phase()) })
 	p.settle(r, steps, done, made)
+}
+
+// dropIns says that somebody changed the unit from beside it. They are not mesh's to remove.
+func (p *planner) dropIns(r *resource.Resource, have Unit) {
+	for _, d := range have.DropIns {
+		if path.Base(path.Dir(d)) == r.Unit.Name+".d" { // not one for all units of a kind
+			p.out.Found = append(p.out.Found, Finding{Module: r.Module, ID: r.ID, What: "a drop-in changes it: " + d})
+		}
+	}
 }
 
 // settle gives the first step the intent and the last one the outcome, or adopts what needs no step.
@@ -128,10 +143,11 @@ func (p *planner) unitText(r *resource.Resource, st file.State) string {
 	return what
 }
 
-// enableable are the states that enabling changes. "static" has no [Install], and stays so.
+// enableable are the states that enabling changes. "static" has no [Install] and "indirect" nothing but
+// Also= in it, and they stay so.
 func enableable(state string) bool {
 	switch state {
-	case "", "disabled", "enabled-runtime", "linked", "linked-runtime", "indirect":
+	case "", "disabled", "enabled-runtime", "linked", "linked-runtime":
 		return true
 	}
 	return false
@@ -165,7 +181,9 @@ func (p *planner) activity(r *resource.Resource, have Unit, old state.Row, held,
 	case have.Running() && writes && p.drifted(r) && !have.NeedReload:
 		// systemd has read the text that somebody changed, so the unit may run with it.
 		return Restart, "it may run with the text that was changed", false
-	case have.Running():
+	case have.Running() && p.altered[r.Module]:
+		return Restart, "it may run what was changed in its bundle", false
+	case have.Running(), have.Moving(): // a stop or a start that takes its time
 		return "", "", false
 	case have.Active == "failed" && u.Once:
 		return "", "", false

@@ -36,6 +36,8 @@ type Spec struct {
 	UID, GID int
 	// MustNotExist refuses with ErrExists whatever is there, also a file in order.
 	MustNotExist bool
+	// OverLink replaces a symlink that stands there, which is refused otherwise; it is never followed.
+	OverLink bool
 	// NoSync leaves out both syncs, for trees that end in one SyncFS.
 	NoSync bool
 }
@@ -49,8 +51,9 @@ func (r *Root) Write(s Spec) (changed bool, err error) {
 	}
 	defer closeFD(dir)
 	old, st, err := openTarget(dir, name)
+	absent := errors.Is(err, unix.ENOENT)
 	switch {
-	case errors.Is(err, unix.ENOENT):
+	case absent:
 		old = -1
 	case err != nil:
 		return false, fail("write", s.Path, err)
@@ -59,7 +62,12 @@ func (r *Root) Write(s Spec) (changed bool, err error) {
 		if s.MustNotExist {
 			return false, fail("write", s.Path, ErrExists)
 		}
-		if kind := kindOf(st.Mode); kind != File {
+		kind := kindOf(st.Mode)
+		if kind == Symlink && s.OverLink {
+			old = -1 // it has nothing to carry over
+			break
+		}
+		if kind != File {
 			return false, occupied("write", s.Path, kind)
 		}
 		if st.Uid == uint32(s.UID) && st.Gid == uint32(s.GID) && fileMode(st.Mode) == s.Mode {
@@ -77,7 +85,7 @@ func (r *Root) Write(s Spec) (changed bool, err error) {
 		return false, fail("write", s.Path, err)
 	}
 	// What was absent a moment ago must still be: a file that somebody made meanwhile is not overwritten.
-	if err := rename(dir, tmp, name, old < 0); err != nil {
+	if err := rename(dir, tmp, name, absent); err != nil {
 		return false, fail("write", s.Path, errors.Join(err, discard(dir, tmp)))
 	}
 	if !s.NoSync {

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"time"
-
-	"github.com/godbus/dbus/v5"
 )
 
 // JobResult is how a start, stop or restart went.
@@ -114,10 +112,7 @@ func (c *Conn) untilIdle(ctx context.Context, unit string) error {
 	ticks, stop := c.clock.Every(jobLook)
 	defer stop()
 	for {
-		var job struct {
-			ID   uint32
-			Path dbus.ObjectPath
-		}
+		var job job
 		err := c.do(ctx, "job of "+unit, callTimeout, func(ctx context.Context, s *session) error {
 			return s.get(ctx, unit, map[string][]property{"Unit": {{"Job", &job}}})
 		})
