@@ -17,7 +17,6 @@ import (
 	"slices"
 
 	"mesh/shared/credential"
-	"mesh/shared/refusal"
 	"mesh/shared/subject"
 )
 
@@ -188,34 +187,53 @@ type Left struct {
 // ErrEmpty is met by errors.Is when a list would hold nobody.
 var ErrEmpty = errors.New("a user list with no users")
 
-// Compose makes the list. A principal without a credential is left out and named (MEM-3).
+// Compose makes the list. Who has no credential, one that somebody else has, or a record that no right can
+// be derived from, is left out and named (MEM-3): one bad record must not keep everybody else's changes
+// from the bus. Of several with one key the first stays, by kind and then as given: who asks to be let in
+// with another's key gains nothing by it.
 func Compose(ps []Principal) (List, []Left, error) {
 	var l List
 	var left []Left
 	l.Users = make([]User, 0, len(ps))
 	owner := make(map[string]string, len(ps))
-	for _, p := range ps {
+	add := func(p Principal) {
+		out := func(why string) { left = append(left, Left{p.Label(), why}) }
 		if p.Key == "" {
-			left = append(left, Left{p.Label(), "it has no credential yet"})
-			continue
+			out("it has no credential yet")
+			return
 		}
 		if err := credential.CheckUserKey(p.Key); err != nil {
-			left = append(left, Left{p.Label(), err.Error()})
-			continue
+			out(err.Error())
+			return
 		}
 		if other, taken := owner[p.Key]; taken {
-			return List{}, left, refusal.Newf("the user list", "give one of them a new credential", "%s and %s have one key", other, p.Label())
+			out("it has the key of " + other + "; give one of them a new credential")
+			return
 		}
-		owner[p.Key] = p.Label()
 		r, err := For(p)
 		if err != nil {
-			return List{}, left, fmt.Errorf("rights of %s: %w", p.Label(), err)
+			out(err.Error())
+			return
 		}
+		owner[p.Key] = p.Label()
 		account := Fleet
 		if p.Kind == Coordinator {
 			account = Core
 		}
 		l.Users = append(l.Users, User{p.Key, p.Label(), account, r})
+	}
+	kinds := []Kind{Coordinator, Operator, Node, Invitation}
+	for _, k := range kinds {
+		for i := range ps {
+			if ps[i].Kind == k {
+				add(ps[i])
+			}
+		}
+	}
+	for i := range ps {
+		if !slices.Contains(kinds, ps[i].Kind) {
+			add(ps[i])
+		}
 	}
 	if len(l.Users) == 0 {
 		return List{}, left, fmt.Errorf("compose the user list: %w", ErrEmpty)
