@@ -30,7 +30,8 @@ func run(args []string) error {
 	return fmt.Errorf("no such command: %s", args[0])
 }
 
-// serve reads the file again at every request, so a new greeting needs no restart.
+// serve reads the file again at every request, so whoever edits it by hand sees what that does, until
+// mesh puts it right.
 func serve(file string) error {
 	conf, err := read(file)
 	if err != nil {
