@@ -29,6 +29,9 @@ const machines = 3
 // refusedBound is how long a request to a closed port is waited for: a refusing filter drops it.
 const refusedBound = 2 * time.Second
 
+// stepWidth is as long as the longest step's words.
+const stepWidth = 79
+
 const usage = "usage: demo up | demo down | demo shell [host1|host2|host3] [command…]"
 
 func main() {
@@ -38,6 +41,10 @@ func main() {
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
 		os.Exit(exit.ExitCode())
+	}
+	var code exitCode
+	if errors.As(err, &code) {
+		os.Exit(int(code))
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -78,8 +85,11 @@ func down(ctx context.Context) error {
 
 func shell(ctx context.Context, args []string) error {
 	bed, err := hosts.Open(place)
+	if errors.Is(err, os.ErrNotExist) {
+		return errors.New("there is no demo\ndo: make demo")
+	}
 	if err != nil {
-		return fmt.Errorf("there is no demo (%w)\ndo: make demo", err)
+		return err
 	}
 	name := "host1"
 	if len(args) > 0 && args[0] != "" {
@@ -87,6 +97,9 @@ func shell(ctx context.Context, args []string) error {
 	}
 	for i := 1; i <= bed.Len(); i++ {
 		if h := bed.Host(i); h.Name == name {
+			if len(args) > 0 && !terminal() {
+				return runOn(ctx, h, args)
+			}
 			cmd, err := h.Shell(ctx, args...)
 			if err != nil {
 				return err
@@ -97,6 +110,30 @@ func shell(ctx context.Context, args []string) error {
 	}
 	return fmt.Errorf("the demo has no %s\ndo: make demo-shell HOST=host1 (up to host%d)", name, bed.Len())
 }
+
+// terminal reports whether a person sits at both ends: a shell's terminal would make a mess of a file.
+func terminal() bool {
+	for _, f := range []*os.File{os.Stdin, os.Stdout} {
+		if st, err := f.Stat(); err != nil || st.Mode()&os.ModeCharDevice == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// runOn runs one command on h and ends with its exit code.
+func runOn(ctx context.Context, h *hosts.Host, args []string) error {
+	out, err := h.Exec(ctx, hosts.Command{Args: args, Stdout: os.Stdout, Stderr: os.Stderr})
+	if err == nil && out.Exit != 0 {
+		err = exitCode(out.Exit)
+	}
+	return err
+}
+
+// exitCode is a command's, which has said what there was to say.
+type exitCode int
+
+func (e exitCode) Error() string { return fmt.Sprintf("exit %d", int(e)) }
 
 // teller prints a line a step, with a tick and how long it took.
 type teller struct {
@@ -110,7 +147,7 @@ func (t *teller) step(text string, do func() error) error {
 		fmt.Printf("✗ %s\n", text)
 		return err
 	}
-	fmt.Printf("✓ %-72s %5.1fs\n", text, t.clk.Now().Sub(began).Seconds())
+	fmt.Printf("✓ %-*s %5.1fs\n", stepWidth, text, t.clk.Now().Sub(began).Seconds())
 	return nil
 }
 
@@ -181,14 +218,14 @@ func tell(ctx context.Context, t *teller, s *story.Story) error {
 		{"module", "check", story.Hello}, {"module", "register", story.Hello},
 		{"assign", "host2", "hello", "--set", "greeting=Hello from host two"}, {"assign", "host3", "hello"},
 	} {
-		if err := command("host1: mesh-coordinator "+strings.Join(args, " "), func() (string, error) { return s.Coordinator(ctx, args...) }); err != nil {
+		if err := command("host1: mesh-coordinator "+typed(args), func() (string, error) { return s.Coordinator(ctx, args...) }); err != nil {
 			return err
 		}
 	}
 	if err := page(ctx, s, 1, "mesh-coordinator", "plan"); err != nil {
 		return err
 	}
-	if err := command("host1: mesh-coordinator push --all", func() (string, error) {
+	if err := command("host1: mesh-coordinator push --all --why 'the demo'", func() (string, error) {
 		return s.Coordinator(ctx, "push", "--all", "--why", "the demo")
 	}); err != nil {
 		return err
@@ -197,6 +234,17 @@ func tell(ctx context.Context, t *teller, s *story.Story) error {
 		return err
 	}
 	return ask(ctx, t, s)
+}
+
+// typed is how args are typed at a shell.
+func typed(args []string) string {
+	words := make([]string, len(args))
+	for i, a := range args {
+		if words[i] = a; strings.Contains(a, " ") {
+			words[i] = "'" + a + "'"
+		}
+	}
+	return strings.Join(words, " ")
 }
 
 // page prints a command and what it says.
@@ -212,19 +260,18 @@ func page(ctx context.Context, s *story.Story, i int, args ...string) error {
 
 // ask sends requests from the internet.
 func ask(ctx context.Context, t *teller, s *story.Story) error {
-	if err := t.step("from the internet: host2 and host3 answer on the declared port 8080", func() error {
-		for i := 2; i <= s.Bed.Len(); i++ {
-			text, err := s.Greeting(ctx, i)
-			if err != nil {
-				return err
-			}
-			fmt.Printf("  %s says: %s\n", s.Bed.Host(i).Name, text)
+	for i := 2; i <= s.Bed.Len(); i++ {
+		text := ""
+		err := t.step(fmt.Sprintf("from the internet: %s answers on the declared port %s", s.Bed.Host(i).Name, story.HelloPort), func() (err error) {
+			text, err = s.Greeting(ctx, i)
+			return err
+		})
+		if err != nil {
+			return err
 		}
-		return nil
-	}); err != nil {
-		return err
+		fmt.Printf("  it says: %s\n", text)
 	}
-	return t.step("from the internet: port 9999 of host2, where something listens, is refused", func() error {
+	return t.step("from the internet: port "+story.ClosedPort+" of host2, where something listens, is closed", func() error {
 		if err := s.ListenUndeclared(ctx, 2); err != nil {
 			return err
 		}
