@@ -69,6 +69,12 @@ func Start(t testing.TB, people ...grant.Principal) *Bus {
 // Bare is Start without the streams.
 func Bare(t testing.TB, people ...grant.Principal) *Bus {
 	t.Helper()
+	return Bounded(t, 0, people...)
+}
+
+// Bounded is Bare with so many bytes of room for streams.
+func Bounded(t testing.TB, room int64, people ...grant.Principal) *Bus {
+	t.Helper()
 	now := clock.Real().Now()
 	ca, err := credential.NewAuthority(rand.Reader, "test", now)
 	if err != nil {
@@ -83,14 +89,14 @@ func Bare(t testing.TB, people ...grant.Principal) *Bus {
 	for _, p := range people {
 		b.take(t, p)
 	}
-	b.start(t, cert)
+	b.start(t, cert, room)
 	return b
 }
 
-func (b *Bus) start(t testing.TB, cert tls.Certificate) {
+func (b *Bus) start(t testing.TB, cert tls.Certificate, room int64) {
 	t.Helper()
 	var err error
-	b.Broker, err = broker.Start(t.Context(), broker.Config{Listen: "127.0.0.1:0", Store: t.TempDir(), Certificate: &cert}, b.list(t))
+	b.Broker, err = broker.Start(t.Context(), broker.Config{Listen: "127.0.0.1:0", Store: t.TempDir(), Certificate: &cert, Room: room}, b.list(t))
 	if err != nil {
 		t.Fatal(err)
 	}

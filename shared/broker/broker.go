@@ -49,6 +49,8 @@ type Config struct {
 	// SyncEach syncs every stored message before it is acknowledged. The coordinator's records can say
 	// everything again, so the default does not (facts/performance.md §5.8).
 	SyncEach bool
+	// Room is how many bytes the streams may hold together; 0 takes three quarters of the disk.
+	Room int64
 	// Clock is the real one when nil.
 	Clock clock.Clock
 }
@@ -58,6 +60,7 @@ type Broker struct {
 	cfg  Config
 	srv  *server.Server
 	port int
+	room int64 // what the streams may hold, in bytes; a reload cannot change it
 
 	mu     sync.Mutex // guards digest, and lets one reload run at a time
 	digest string
@@ -80,6 +83,12 @@ func start(ctx context.Context, cfg Config, list grant.List) (*Broker, error) {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	b := &Broker{cfg: cfg}
+	var err error
+	if b.room = cfg.Room; b.room == 0 {
+		if b.room, err = roomIn(cfg.Store); err != nil {
+			return nil, err
+		}
+	}
 	opts, err := b.options(list)
 	if err != nil {
 		return nil, err
@@ -164,6 +173,9 @@ func (b *Broker) Address() string {
 	return net.JoinHostPort(host, strconv.Itoa(b.port))
 }
 
+// Room is how many bytes the streams may hold on disk together.
+func (b *Broker) Room() int64 { return b.room }
+
 // InProcess lets a client in this process connect without a socket.
 func (b *Broker) InProcess() nats.InProcessConnProvider { return b.srv }
 
@@ -202,6 +214,7 @@ func (b *Broker) options(list grant.List) (*server.Options, error) {
 	opts.MaxSubs = MaxSubscriptions
 	opts.JetStream = true
 	opts.StoreDir = b.cfg.Store
+	opts.JetStreamMaxStore = b.room
 	opts.SyncAlways = b.cfg.SyncEach
 	opts.AuthTimeout = 10 // seconds: a storm of TLS handshakes on two cores needs more than the default 2
 	if err := b.listen(opts); err != nil {

@@ -6,11 +6,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"mesh/shared/refusal"
 	"mesh/shared/subject"
 )
 
@@ -18,19 +20,23 @@ const (
 	controlAge = 7 * 24 * time.Hour
 	eventsAge  = 7 * 24 * time.Hour
 	// The server reserves these on disk at once, and refuses a stream it could not hold: they must fit a
-	// small machine. ARTIFACTS has no bound of its own but the server's, three quarters of what is free.
+	// small machine.
 	controlBytes = 64 << 20
 	// controlEach is how many unread reports of one node are kept: a loud one does not push out a quiet one.
-	controlEach   = 64
-	eventsBytes   = 128 << 20
-	ackWait       = 30 * time.Second
-	maxDeliver    = 5
-	maxAckPending = 8192
+	controlEach = 64
+	eventsBytes = 128 << 20
+	// declarationBytes is kept free for what has no bound of its own.
+	declarationBytes = 64 << 20
+	ackWait          = 30 * time.Second
+	maxDeliver       = 5
+	maxAckPending    = 8192
 )
 
 // Streams are the streams of the mesh, on replicas servers (1 or 3). The one derivation, used to
-// assert them and to check them (BUS-4).
-func Streams(replicas int) []jetstream.StreamConfig {
+// assert them and to check them (BUS-4). room, when given, is how many bytes they may hold together:
+// ARTIFACTS gets what the others do not need, since who fills the bus with artifacts would otherwise keep
+// declarations and reports from being taken.
+func Streams(replicas int, room ...int64) []jetstream.StreamConfig {
 	last := func(name subject.Stream, description string, subjects ...string) jetstream.StreamConfig {
 		return jetstream.StreamConfig{
 			Name: string(name), Description: description, Subjects: subjects, Replicas: replicas,
@@ -42,6 +48,9 @@ func Streams(replicas int) []jetstream.StreamConfig {
 	// The first writer of a chunk wins: nobody exchanges content under a digest that is in use. The
 	// coordinator deletes what nothing needs.
 	artifacts.Discard, artifacts.DiscardNewPerSubject, artifacts.DenyDelete = jetstream.DiscardNew, true, false
+	for _, bytes := range room {
+		artifacts.MaxBytes = max(bytes-controlBytes-eventsBytes-max(declarationBytes, bytes/8), 1)
+	}
 	return []jetstream.StreamConfig{
 		last(subject.Declarations, "the signed declaration of each node", subject.Declaration(subject.Each)),
 		artifacts,
@@ -72,7 +81,13 @@ func Reports() (subject.Stream, jetstream.ConsumerConfig) {
 // message, and never touches a stream that is not its own.
 func Assert(ctx context.Context, js jetstream.JetStream, streams []jetstream.StreamConfig) error {
 	for _, want := range streams {
-		if _, err := js.CreateOrUpdateStream(ctx, want); err != nil {
+		_, err := js.CreateOrUpdateStream(ctx, want)
+		var api *jetstream.APIError
+		if errors.As(err, &api) && api.ErrorCode == noStorage {
+			return fmt.Errorf("assert stream %s: %w: %w", want.Name, err, refusal.Newf("the stream "+want.Name, "free some space on the disk of the bus, and start again",
+				"the disk has no room for the %d MiB it may need", want.MaxBytes>>20))
+		}
+		if err != nil {
 			return fmt.Errorf("assert stream %s: %w", want.Name, err)
 		}
 	}
@@ -120,14 +135,18 @@ func (e *apiError) Error() string {
 	return fmt.Sprintf("the stream refused: %s (%d)", e.Description, e.ErrCode)
 }
 
-// alreadyThere is the server's code for a stream that takes one message a subject and has it.
-const alreadyThere = 10077
+// The server's codes. storeFailed has its reason in the description only.
+const (
+	noStorage   = 10047
+	storeFailed = 10077
+	oneASubject = "maximum messages per subject exceeded"
+)
 
 // AlreadyThere reports whether a publish was refused because the subject holds its message: for content
 // by digest that is as good as done.
 func AlreadyThere(err error) bool {
 	var e *apiError
-	return errors.As(err, &e) && e.ErrCode == alreadyThere
+	return errors.As(err, &e) && e.ErrCode == storeFailed && strings.Contains(e.Description, oneASubject)
 }
 
 // ErrNone is met by errors.Is when a stream holds no message of a subject.
