@@ -341,7 +341,16 @@ func (h here) ownersOf(c *Chain) Words {
 	if len(owners) == 0 {
 		owners = Words{cmp.Or(named, unknown)}
 	}
+	// Front ends come first: what gives way, then what stays.
+	slices.SortStableFunc(owners, func(a, b string) int { return rank(a) - rank(b) })
 	return owners
+}
+
+func rank(owner string) int {
+	if kindOf(owner) == kindFrontEnd {
+		return 0
+	}
+	return 1
 }
 
 func (h here) ownersOfRule(c *Chain, named string, a Act) []string {

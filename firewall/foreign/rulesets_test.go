@@ -96,7 +96,7 @@ func TestRulesetsOfOthersByNft(t *testing.T) {
 	outOfTongue := map[string]string{
 		"shorewall-one-interface": "has a chain called reject, a word of nft's language",
 	}
-	fix := strings.NewReplacer("owner,persist", "owner", `xt match "icmp6"`, "", `xt match "recent"`, "", "xt match icmp6", "", "xt match icmp", "", "xt match recent", "", "xt match nfacct", "",
+	fix := strings.NewReplacer("flags owner,persist", "", `xt match "icmp6"`, "", `xt match "recent"`, "", "xt match icmp6", "", "xt match icmp", "", "xt match recent", "", "xt match nfacct", "",
 		"xt target CT", "", "xt target CHECKSUM", "", "hook output priority dstnat - 10", "hook output priority -110", "hook output priority dstnat + 10", "hook output priority -90", "hook output priority dstnat", "hook output priority -100",
 		"hook input priority srcnat", "hook input priority 100")
 	for _, name := range rulesets(t) {
@@ -180,4 +180,15 @@ func TestReadEndsWithItsContext(t *testing.T) {
 			t.Error("a reading that was called off ended well")
 		}
 	})
+}
+
+func write(t testing.TB, root, name, text string) {
+	t.Helper()
+	path := filepath.Join(root, name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -1,0 +1,53 @@
+package foreign
+
+import (
+	"encoding/binary"
+
+	"golang.org/x/sys/unix"
+)
+
+// Decode gives b, messages as the kernel dumps them, to each step of a reading in turn.
+func Decode(b []byte) Ruleset {
+	var d decoder
+	for _, step := range []func(message){d.table, d.chain, d.set, d.rule} {
+		for m := range messages(b) {
+			step(m)
+		}
+	}
+	for i := range d.rs.Tables {
+		t := &d.rs.Tables[i]
+		for j := range t.Maps {
+			var a acts
+			for m := range messages(b) {
+				d.elements(t, &t.Maps[j], &a, m)
+			}
+		}
+	}
+	return d.rs
+}
+
+// Dump is what the kernel answers to a reading, as the bytes came.
+func Dump() ([]byte, error) {
+	s, err := openSocket()
+	if err != nil {
+		return nil, err
+	}
+	defer s.close()
+	var all []byte
+	keep := func(m message) {
+		b := make([]byte, 16, 16+len(m.body))
+		binary.NativeEndian.PutUint32(b, uint32(16+len(m.body)))
+		binary.NativeEndian.PutUint16(b[4:], m.typ)
+		b = append(b, m.body...)
+		for len(b)%4 != 0 {
+			b = append(b, 0)
+		}
+		all = append(all, b...)
+	}
+	for _, typ := range []uint16{unix.NFT_MSG_GETTABLE, unix.NFT_MSG_GETCHAIN, unix.NFT_MSG_GETSET, unix.NFT_MSG_GETRULE} {
+		if err := s.ask(typ, unix.NLM_F_DUMP, 0, nil, keep); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
