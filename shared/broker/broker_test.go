@@ -274,6 +274,35 @@ func TestStreamsSurviveARestart(t *testing.T) {
 	}
 }
 
+// A disk that others have filled must not keep the bus from starting with what it holds.
+func TestAFullerDiskDoesNotStopARestart(t *testing.T) {
+	p := mesh(t)
+	cfg := broker.Config{Listen: "127.0.0.1:0", Store: t.TempDir()}
+	for i, room := range []int64{300 << 20, 60 << 20} {
+		cfg.Room = room
+		b, err := broker.Start(t.Context(), cfg, p.list(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		core := p.connect(t, b, "coordinator")
+		js, err := jetstream.New(core.NATS())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := bus.Assert(t.Context(), js, bus.Streams(1, b.Room())); err != nil {
+			t.Fatalf("with room for %d MiB: %v", room>>20, err)
+		}
+		if d, err := core.Last(t.Context(), subject.Declarations, subject.Declaration("n1")); i > 0 && (err != nil || string(d) != "kept") {
+			t.Errorf("on a fuller disk: %q, %v", d, err)
+		}
+		if err := core.Publish(t.Context(), subject.Declaration("n1"), []byte("kept"), ""); err != nil {
+			t.Errorf("with room for %d MiB: %v", room>>20, err)
+		}
+		core.Close()
+		stop(t, b)
+	}
+}
+
 // A port in use and a folder that cannot be written are said at once, not after a bound.
 func TestAStartThatCannotWorkSaysWhy(t *testing.T) {
 	p := mesh(t)
