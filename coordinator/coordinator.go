@@ -192,7 +192,13 @@ func (c *Coordinator) parts(mesh records.Mesh) (err error) {
 			}
 		}
 	}
-	c.door = enrol.New(enrol.Config{Conn: c.conn, Records: c.records, Admit: c.users.Now, Served: tell("enrol"), Clock: c.cfg.Clock, Log: c.cfg.Log})
+	clear := func(ctx context.Context, n subject.Node) error {
+		return c.push.Clear(ctx, n, func() (uint64, error) {
+			d, err := c.records.Declared(ctx, n)
+			return d.Seq, err
+		})
+	}
+	c.door = enrol.New(enrol.Config{Conn: c.conn, Records: c.records, Clear: clear, Admit: c.users.Now, Served: tell("enrol"), Clock: c.cfg.Clock, Log: c.cfg.Log})
 	c.verbs, err = verbs.New(verbs.Config{Conn: c.conn, Records: c.records, Composer: c.compose, Push: c.push, Hear: c.hear, Users: c.users,
 		Clock: c.cfg.Clock, Log: c.cfg.Log, Version: c.cfg.Version, Served: tell("verbs")})
 	return err

@@ -1,6 +1,7 @@
 package coordinator_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -10,6 +11,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -66,7 +68,27 @@ type mesh struct {
 	address  string
 	clk      *shifted
 	operator credential.File
+	id       string // of the machine it runs on
+	log      *lines // nil: nobody reads it
 	stop     func() // idempotent; waits
+}
+
+// lines is a log that can be read while it is written.
+type lines struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(b)
+}
+
+func (l *lines) count(text string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.b.String(), text)
 }
 
 // newMesh makes a mesh in a folder of the test's own.
@@ -100,8 +122,12 @@ func startMesh(t *testing.T) *mesh {
 func (m *mesh) serve(t *testing.T) {
 	t.Helper()
 	ready := make(chan string, 1)
-	c := coordinator.New(coordinator.Config{Dir: m.dir, Listen: m.address, Version: "0.0.0-test", Ready: func(a string) { ready <- a },
-		Clock: m.clk, Rand: rand.Reader, Log: slog.New(slog.DiscardHandler)})
+	log := slog.New(slog.DiscardHandler)
+	if m.log != nil {
+		log = slog.New(slog.NewTextHandler(m.log, nil))
+	}
+	c := coordinator.New(coordinator.Config{Dir: m.dir, Listen: m.address, MachineID: m.id, Version: "0.0.0-test", Ready: func(a string) { ready <- a },
+		Clock: m.clk, Rand: rand.Reader, Log: log})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- c.Run(ctx) }()

@@ -24,7 +24,7 @@ const workers = 256
 
 // store is the records' part this package needs.
 type store interface {
-	Invitations(ctx context.Context) ([]records.Invitation, error)
+	InvitationOf(ctx context.Context, key string) (records.Invitation, error)
 	Enrol(ctx context.Context, ask records.EnrolAsk) (records.EnrolAnswer, error)
 	Report(ctx context.Context, node subject.Node) (records.Reported, error)
 }
@@ -33,6 +33,8 @@ type store interface {
 type Config struct {
 	Conn    *bus.Conn
 	Records store
+	// Clear takes what the bus still holds for an earlier machine of this name off it.
+	Clear func(ctx context.Context, node subject.Node) error
 	// Admit returns once the user list in force holds everybody the records let in.
 	Admit func(ctx context.Context) error
 	// Served is called each time the bus hands asks on.
@@ -49,7 +51,7 @@ func New(c Config) *Door { return &Door{c} }
 
 // Run answers until ctx ends, and waits for answers under way.
 func (d *Door) Run(ctx context.Context) error {
-	return verb.Serve(ctx, d.cfg.Conn, subject.Enrol("*"), "", workers, d.cfg.Log, d.answer, d.cfg.Served)
+	return verb.Serve(ctx, d.cfg.Conn, subject.Enrol("*"), "", workers, newSparing(d.cfg.Log, d.cfg.Clock), d.answer, d.cfg.Served)
 }
 
 func (d *Door) answer(ctx context.Context, who verb.Caller, b []byte) (any, error) {
@@ -57,7 +59,7 @@ func (d *Door) answer(ctx context.Context, who verb.Caller, b []byte) (any, erro
 	if err != nil {
 		return nil, err
 	}
-	in, err := d.invitation(ctx, who.Key)
+	in, err := d.cfg.Records.InvitationOf(ctx, who.Key)
 	if err != nil {
 		return nil, err
 	}
@@ -71,31 +73,40 @@ func (d *Door) answer(ctx context.Context, who verb.Caller, b []byte) (any, erro
 	if err != nil {
 		return nil, err
 	}
+	if got.New {
+		d.cfg.Log.Info("a machine was let in", "node", got.Node, "invitation", in.ID)
+	}
+	heard, err := d.heard(ctx, got.Node)
+	if err != nil {
+		return nil, err
+	}
+	if !heard {
+		if err := d.admit(ctx, got); err != nil {
+			return nil, err
+		}
+	}
+	return words.Answer{Mesh: got.Mesh, Node: got.Node, Signer: got.Signer, Bus: got.Bus,
+		Heard: heard, At: d.cfg.Clock.Now().UnixMilli()}, nil
+}
+
+// admit makes ready for a machine that was let in: it must not find the declaration of another one, and
+// its key has to be on the user list.
+func (d *Door) admit(ctx context.Context, got records.EnrolAnswer) error {
+	if got.Namesake {
+		if err := d.cfg.Clear(ctx, got.Node); err != nil {
+			return err // it asks again
+		}
+	}
 	if err := d.cfg.Admit(ctx); err != nil {
 		// It is let in all the same: the list follows, and the machine asks again or connects later.
 		d.cfg.Log.Error("a machine was let in and is not on the user list yet", "node", got.Node, "err", err)
 	}
-	d.cfg.Log.Info("a machine was let in", "node", got.Node, "invitation", in.ID)
-	kept, err := d.cfg.Records.Report(ctx, got.Node)
-	if err != nil {
-		return nil, err
-	}
-	return words.Answer{Mesh: got.Mesh, Node: got.Node, Signer: got.Signer, Bus: got.Bus,
-		Heard: kept.Report.Number > 0, At: d.cfg.Clock.Now().UnixMilli()}, nil
+	return nil
 }
 
-// invitation is the one whose key asks.
-func (d *Door) invitation(ctx context.Context, key string) (records.Invitation, error) {
-	all, err := d.cfg.Records.Invitations(ctx)
-	if err != nil {
-		return records.Invitation{}, err
-	}
-	for _, in := range all {
-		if in.Key == key && key != "" {
-			return in, nil
-		}
-	}
-	return records.Invitation{}, refusal.New("the question to be let in", "its key is of no invitation", "make an invitation: mesh-coordinator node invite <name>")
+func (d *Door) heard(ctx context.Context, node subject.Node) (bool, error) {
+	kept, err := d.cfg.Records.Report(ctx, node)
+	return kept.Report.Number > 0, err
 }
 
 // clock refuses a machine whose clock is so far off that its certificates and logs would mislead.

@@ -2,11 +2,14 @@ package hear
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
+	"mesh/shared/bus"
 	"mesh/shared/report"
 	"mesh/shared/subject"
 )
@@ -29,11 +32,35 @@ func (h *Hearer) Beats() (since time.Time, beats map[subject.Node]Beat) {
 	return h.since, maps.Clone(h.beats)
 }
 
-// Forget drops what is remembered of a node that was removed.
-func (h *Hearer) Forget(n subject.Node) {
+// Forget drops what is remembered of a node that was removed and is off the user list, and what it said and
+// nobody read yet: a machine that gets its name later does not answer for it.
+func (h *Hearer) Forget(ctx context.Context, n subject.Node) error {
+	name, _ := bus.Reports()
+	stream, err := h.js.Stream(ctx, string(name))
+	if err != nil {
+		return fmt.Errorf("forget %s: %w", n, err)
+	}
+	last := stream.CachedInfo().State.LastSeq
 	h.mu.Lock()
-	defer h.mu.Unlock()
+	h.floor[n] = last // some may be fetched already
 	delete(h.beats, n)
+	h.mu.Unlock()
+	if err := stream.Purge(ctx, jetstream.WithPurgeSubject(subject.Report(n)), jetstream.WithPurgeSequence(last+1)); err != nil {
+		return fmt.Errorf("forget %s: %w", n, err)
+	}
+	return nil
+}
+
+// past reports whether m was said by an earlier machine of its node's name.
+func (h *Hearer) past(m jetstream.Msg, n subject.Node) bool {
+	h.mu.Lock()
+	floor := h.floor[n]
+	h.mu.Unlock()
+	if floor == 0 {
+		return false
+	}
+	meta, err := m.Metadata()
+	return err == nil && meta.Sequence.Stream <= floor
 }
 
 // follow listens to heartbeats. The bus lets each node speak on its own subject only.

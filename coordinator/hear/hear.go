@@ -69,6 +69,7 @@ type Hearer struct {
 	mu    sync.Mutex // guards the fields below
 	since time.Time
 	beats map[subject.Node]Beat
+	floor map[subject.Node]uint64 // up to which stream sequence CONTROL is an earlier machine's
 	said  map[string]bool
 }
 
@@ -78,7 +79,7 @@ func New(c Config) (*Hearer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("hear: %w", err)
 	}
-	h := &Hearer{cfg: c, js: js, since: c.Clock.Now(), beats: map[subject.Node]Beat{}, said: map[string]bool{}}
+	h := &Hearer{cfg: c, js: js, since: c.Clock.Now(), beats: map[subject.Node]Beat{}, floor: map[subject.Node]uint64{}, said: map[string]bool{}}
 	h.events = newEvents(c)
 	return h, nil
 }
@@ -181,14 +182,14 @@ func drain(batch []jetstream.Msg, came <-chan jetstream.Msg) []jetstream.Msg {
 
 // take records a batch, acknowledges it, and tells.
 func (h *Hearer) take(ctx context.Context, batch []jetstream.Msg) error {
-	got := make([]records.Received, 0, len(batch))
+	got := make([]said, 0, len(batch))
 	now := h.cfg.Clock.Now()
 	for _, m := range batch {
 		if r := h.read(m.Subject(), m.Headers(), m.Data()); r != nil {
-			got = append(got, records.Received{Report: r, Heard: now})
+			got = append(got, said{m, records.Received{Report: r, Heard: now}})
 		}
 	}
-	heard, err := h.record(ctx, batch, got)
+	kept, heard, err := h.record(ctx, batch, got)
 	if err != nil {
 		return err
 	}
@@ -203,32 +204,44 @@ func (h *Hearer) take(ctx context.Context, batch []jetstream.Msg) error {
 			continue
 		}
 		if h.cfg.Heard != nil && !x.Old { // one that comes late undoes nothing
-			h.cfg.Heard(x, got[i].Report)
+			h.cfg.Heard(x, kept[i].Report)
 		}
 		h.events.of(x, now)
 	}
 	return nil
 }
 
+// said is a report with the message it came in.
+type said struct {
+	m jetstream.Msg
+	records.Received
+}
+
 // record tries until the records take the batch or ctx ends, and holds its messages meanwhile (BUS-7).
-func (h *Hearer) record(ctx context.Context, batch []jetstream.Msg, got []records.Received) ([]records.Heard, error) {
+func (h *Hearer) record(ctx context.Context, batch []jetstream.Msg, got []said) (kept []records.Received, heard []records.Heard, err error) {
 	for pause := retryMin; ; pause = min(2*pause, retryMax) {
-		heard, err := h.cfg.Records.RecordReports(ctx, got)
+		kept = make([]records.Received, 0, len(got))
+		for _, x := range got {
+			if !h.past(x.m, x.Report.Node) { // its node may have been removed while it waited
+				kept = append(kept, x.Received)
+			}
+		}
+		heard, err := h.cfg.Records.RecordReports(ctx, kept)
 		if err == nil {
-			return heard, nil
+			return kept, heard, nil
 		}
 		if ctx.Err() != nil {
-			return nil, ctx.Err()
+			return nil, nil, ctx.Err()
 		}
 		h.complain("reports cannot be recorded, trying again", err.Error(), err)
 		for _, m := range batch {
 			if err := m.InProgress(); err != nil {
-				return nil, err
+				return nil, nil, err
 			}
 		}
 		select {
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			return nil, nil, ctx.Err()
 		case <-h.cfg.Clock.After(pause):
 		}
 	}

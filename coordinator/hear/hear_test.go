@@ -367,9 +367,45 @@ func TestHeartbeats(t *testing.T) {
 		got := beats["n1"]
 		return got.Seq == 4 && got.Leaving == "suspend" && got.Offset > 9*time.Minute && got.Offset < 11*time.Minute && got.Seen.After(since), beats
 	})
-	r.Forget("n1")
-	if _, beats := r.Beats(); len(beats) != 0 {
-		t.Errorf("a removed node is remembered: %v", beats)
+	waitfor.True(t, "a removed node to be forgotten", soon, func() (bool, any) { // one may still be on its way
+		err := r.Forget(t.Context(), "n1")
+		_, beats := r.Beats()
+		return err == nil && len(beats) == 0, fmt.Sprint(beats, err)
+	})
+}
+
+// TestAnEarlierMachineOfTheName: what a removed node said and nobody recorded yet is not taken for the word
+// of the machine that gets its name.
+func TestAnEarlierMachineOfTheName(t *testing.T) {
+	b := testbus.Start(t, testbus.Node("n1"), testbus.Node("n2"))
+	s := store(t, b, "n1", "n2")
+	r := start(t, b, s, 3) // the disk is full: what comes waits
+	n1, n2 := b.Connect(t, "node-n1"), b.Connect(t, "node-n2")
+	say(t, n1, "n1", a("n1", 500, nil))
+	waitfor.True(t, "the report to wait for the disk", soon, func() (bool, any) {
+		return r.log.count("reports cannot be recorded") > 0, nil
+	})
+	by := records.By{Who: "test"}
+	if err := s.RemoveNode(t.Context(), by, "n1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Forget(t.Context(), "n1"); err != nil {
+		t.Fatal(err)
+	}
+	ask := records.EnrolAsk{Key: newKey(t, credential.NewUser), Curve: newKey(t, credential.NewCurve), MachineID: fmt.Sprintf("%032x", 77)}
+	if _, err := s.AddNode(t.Context(), by, "n1", ask); err != nil {
+		t.Fatal(err)
+	}
+	say(t, n2, "n2", a("n2", 1, nil))
+	if h := waitfor.Value(t, "a report after it", soon, r.heard); h.Node != "n2" {
+		t.Errorf("heard %+v", h)
+	}
+	if got, err := s.Report(t.Context(), "n1"); err != nil || got.Report.Number != 0 {
+		t.Errorf("the new machine is said to have reported %d, %v", got.Report.Number, err)
+	}
+	say(t, n1, "n1", a("n1", 1, nil))
+	if h := waitfor.Value(t, "the new machine's own", soon, r.heard); h.Node != "n1" || !h.News {
+		t.Errorf("heard %+v", h)
 	}
 }
 

@@ -75,6 +75,10 @@ type Engine struct {
 
 	kick chan struct{} // capacity 1: one look at the queue pending is enough
 
+	// gate is held while one declaration is put on the way: who takes it after Gone knows that none of that
+	// node's comes any more.
+	gate sync.Mutex
+
 	mu     sync.Mutex // guards the fields below
 	queue  []*push
 	pushes []*push // oldest first
@@ -203,7 +207,7 @@ func (e *Engine) Run(ctx context.Context) error {
 		for p := e.next(); p != nil && ctx.Err() == nil; p = e.next() {
 			// One goroutine publishes, so that an older declaration never overtakes a newer one; waiting for
 			// acknowledgements is done beside it.
-			waiting := e.publish(p.items)
+			waiting := e.publish(p)
 			wg.Add(1)
 			go func() { // ends when all are acknowledged or their bound is over, or with ctx
 				defer wg.Done()
@@ -241,26 +245,40 @@ type pending struct {
 
 // publish puts every item on the way. Once the bus takes no more, the rest is refused without waiting
 // for each.
-func (e *Engine) publish(items []Item) []pending {
-	all := make([]pending, 0, len(items))
+func (e *Engine) publish(p *push) []pending {
+	all := make([]pending, 0, len(p.items))
 	var stalled error
-	for i, it := range items {
-		if it.Refused != nil {
+	for i := range p.items {
+		next := pending{i: i, err: stalled}
+		if !e.put(p, i, &next) {
 			continue
 		}
-		p := pending{i: i, err: stalled}
-		if stalled == nil {
-			m := nats.NewMsg(subject.Declaration(it.Node))
-			m.Data = it.Signed
-			m.Header.Set(Seq, strconv.FormatUint(it.Seq, 10))
-			p.ack, p.err = e.js.PublishMsgAsync(m, jetstream.WithStallWait(bus.PublishBound))
-			if errors.Is(p.err, jetstream.ErrTooManyStalledMsgs) || errors.Is(p.err, nats.ErrConnectionClosed) {
-				stalled = p.err
-			}
+		if errors.Is(next.err, jetstream.ErrTooManyStalledMsgs) || errors.Is(next.err, nats.ErrConnectionClosed) {
+			stalled = next.err
 		}
-		all = append(all, p)
+		all = append(all, next)
 	}
 	return all
+}
+
+// put puts one item on the way, unless it was refused or its node removed meanwhile.
+func (e *Engine) put(p *push, i int, next *pending) bool {
+	e.gate.Lock()
+	defer e.gate.Unlock()
+	e.mu.Lock()
+	refused := p.nodes[i].State == controller.PushRefused
+	e.mu.Unlock()
+	if refused {
+		return false
+	}
+	if next.err == nil {
+		it := p.items[i]
+		m := nats.NewMsg(subject.Declaration(it.Node))
+		m.Data = it.Signed
+		m.Header.Set(Seq, strconv.FormatUint(it.Seq, 10))
+		next.ack, next.err = e.js.PublishMsgAsync(m, jetstream.WithStallWait(bus.PublishBound))
+	}
+	return true
 }
 
 // settle records acknowledgements as they come, in batches, and says what was refused.

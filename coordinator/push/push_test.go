@@ -135,6 +135,67 @@ func TestAPushIsSentRecordedAndFollowed(t *testing.T) {
 	}
 }
 
+// TestANodeRemovedWhileItsDeclarationWaits: nothing of it is on the bus for whoever gets its name.
+func TestANodeRemovedWhileItsDeclarationWaits(t *testing.T) {
+	b := testbus.Start(t, testbus.Node("n1"), testbus.Node("n2"))
+	conn := b.Connect(t, "coordinator")
+	e, err := push.New(push.Config{Conn: conn, Records: &book{}, Clock: clock.Real(), Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := e.Start("a", "b", []push.Item{item("n1", 3), item("n2", 5)}) // nobody sends yet
+	e.Gone("n1")
+	if err := e.Purge(t.Context(), "n1"); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- e.Run(ctx) }()
+	waitState(t, e, p.ID, "n2", controller.PushSent)
+	cancel()
+	if err := waitfor.Value(t, "the engine to stop", soon, done); err != nil {
+		t.Error(err)
+	}
+	if got, err := b.Connect(t, "node-n1").Last(t.Context(), subject.Declarations, subject.Declaration("n1")); !errors.Is(err, bus.ErrNone) {
+		t.Errorf("the bus holds %q, %v", got, err)
+	}
+	if s := states(t, e, p.ID)["n1"]; s != controller.PushRefused {
+		t.Errorf("n1 is %s", s)
+	}
+}
+
+// TestClearTakesAnEarlierMachinesDeclarationOnly whatever the seqs.
+func TestClearTakesAnEarlierMachinesDeclarationOnly(t *testing.T) {
+	b := testbus.Start(t, testbus.Node("n1"))
+	n1 := b.Connect(t, "node-n1")
+	e := start(t, b.Connect(t, "coordinator"), &book{})
+	for _, tt := range []struct {
+		name       string
+		there, own uint64
+		stays      bool
+	}{
+		{"an earlier machine's", 3, 0, false},
+		{"an earlier machine's, and one of its own that is not sent yet", 3, 4, false},
+		{"its own", 4, 4, true},
+		{"nothing", 0, 0, false},
+	} {
+		if tt.there > 0 {
+			p := e.Start("a", "b", []push.Item{item("n1", tt.there)})
+			waitState(t, e, p.ID, "n1", controller.PushSent)
+		}
+		if err := e.Clear(t.Context(), "n1", func() (uint64, error) { return tt.own, nil }); err != nil {
+			t.Fatal(err)
+		}
+		_, err := n1.Last(t.Context(), subject.Declarations, subject.Declaration("n1"))
+		if stays := err == nil; stays != tt.stays || err != nil && !errors.Is(err, bus.ErrNone) {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+		if err := e.Purge(t.Context(), "n1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestANodeThatMovedOnIsDone(t *testing.T) {
 	b := testbus.Start(t)
 	e := start(t, b.Connect(t, "coordinator"), &book{})

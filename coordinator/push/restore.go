@@ -73,12 +73,43 @@ func (e *Engine) onBus(ctx context.Context) (map[subject.Node]uint64, error) {
 	}
 }
 
-// Purge takes the declaration of a removed node off the bus: a machine that gets its name later must not
-// find it there.
+// Purge takes the declaration of a removed node off the bus, after Gone: a machine that gets its name later
+// must not find it there.
 func (e *Engine) Purge(ctx context.Context, n subject.Node) error {
+	e.gate.Lock() // until the one that is just being sent is on its way
+	e.gate.Unlock()
+	return e.purge(ctx, n)
+}
+
+// Clear takes a declaration off the bus that was of an earlier machine of the name: one older than own(), the
+// seq of the node's last declaration, 0 without one.
+func (e *Engine) Clear(ctx context.Context, n subject.Node, own func() (uint64, error)) error {
+	stream, err := e.js.Stream(ctx, string(subject.Declarations))
+	if err != nil {
+		return fmt.Errorf("look for an earlier declaration of %s: %w", n, err)
+	}
+	last, err := stream.GetLastMsgForSubject(ctx, subject.Declaration(n))
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("look for an earlier declaration of %s: %w", n, err)
+	}
+	// In this order: what is on the bus before the node has one of its own is none of its own.
+	seq, err := own()
+	if err != nil {
+		return err
+	}
+	if there, err := strconv.ParseUint(last.Header.Get(Seq), 10, 64); err == nil && seq > 0 && there >= seq {
+		return nil
+	}
+	return e.purge(ctx, n, jetstream.WithPurgeSequence(last.Sequence+1)) // a newer one stays
+}
+
+func (e *Engine) purge(ctx context.Context, n subject.Node, opts ...jetstream.StreamPurgeOpt) error {
 	stream, err := e.js.Stream(ctx, string(subject.Declarations))
 	if err == nil {
-		err = stream.Purge(ctx, jetstream.WithPurgeSubject(subject.Declaration(n)))
+		err = stream.Purge(ctx, append(opts, jetstream.WithPurgeSubject(subject.Declaration(n)))...)
 	}
 	if err != nil {
 		return fmt.Errorf("take the declaration of %s off the bus: %w", n, err)

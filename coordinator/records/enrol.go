@@ -30,6 +30,9 @@ type EnrolAnswer struct {
 	Node   subject.Node        `json:"node"`
 	Signer credential.Verifier `json:"signer"`
 	Bus    credential.Bus      `json:"bus"`
+	// New: it was let in by this ask, and not before. Namesake: a removed node had its name.
+	New      bool `json:"-"`
+	Namesake bool `json:"-"`
 }
 
 var machineID = regexp.MustCompile(`^[0-9a-f]{32}$`) // machine-id(5)
@@ -41,14 +44,25 @@ func (s *Store) Enrol(ctx context.Context, ask EnrolAsk) (EnrolAnswer, error) {
 	if err := ask.check(); err != nil {
 		return EnrolAnswer{}, err
 	}
+	// Who asks again and again, or with an invitation that is over, holds up nobody who writes.
+	in, err := invitation(ctx, s.db.Read(), ask.Invitation)
+	if err == nil && in.Used.IsZero() {
+		err = open(in, s.clk.Now())
+	}
+	if err != nil {
+		return EnrolAnswer{}, err
+	}
+	if !in.Used.IsZero() {
+		return answerAgain(ctx, s.db.Read(), in, ask)
+	}
 	var answer EnrolAnswer
-	err := s.act(ctx, By{Who: "invitation-" + ask.Invitation}, "enrol", func(t *tx) error {
+	err = s.act(ctx, By{Who: "invitation-" + ask.Invitation}, "enrol", func(t *tx) error {
 		in, err := invitation(ctx, t, ask.Invitation)
 		if err != nil {
 			return err
 		}
 		if !in.Used.IsZero() {
-			answer, err = t.answerAgain(in, ask)
+			answer, err = answerAgain(ctx, t, in, ask)
 			return err
 		}
 		if err := open(in, t.now); err != nil {
@@ -89,27 +103,39 @@ func open(in Invitation, now time.Time) error {
 	return nil
 }
 
-func (t *tx) answerAgain(in Invitation, ask EnrolAsk) (EnrolAnswer, error) {
-	do := fmt.Sprintf("make a new one for this machine: mesh-coordinator node invite %s", in.Node)
-	if in.UsedBy != ask.Key {
-		return EnrolAnswer{}, refusal.Newf("the invitation "+in.ID,
-			fmt.Sprintf("make one under another name: mesh-coordinator node invite <name>; if that machine is none of yours: mesh-coordinator node remove %s", in.Node),
-			"another machine used it %s", in.Used.Format(time.RFC3339))
-	}
+func answerAgain(ctx context.Context, q querier, in Invitation, ask EnrolAsk) (EnrolAnswer, error) {
+	what, do := "the invitation "+in.ID, fmt.Sprintf("make a new one for this machine: mesh-coordinator node invite %s", in.Node)
 	var answer, curve, id string
 	var here bool
-	if err := t.QueryRowContext(t.ctx, `SELECT i.answer, n.curve, n.machine_id, n.removed IS NULL FROM invitation i JOIN node n ON n.id = i.used_for WHERE i.id = ?`, in.ID).
+	if err := q.QueryRowContext(ctx, `SELECT i.answer, n.curve, n.machine_id, n.removed IS NULL FROM invitation i JOIN node n ON n.id = i.used_for WHERE i.id = ?`, in.ID).
 		Scan(&answer, &curve, &id, &here); err != nil {
 		return EnrolAnswer{}, err
 	}
 	switch {
+	case in.UsedBy != ask.Key && id == ask.MachineID && here:
+		return EnrolAnswer{}, refusal.Newf(what, fmt.Sprintf("if those keys are lost, remove it and invite it again: mesh-coordinator node remove %s; mesh-coordinator node invite %s", in.Node, in.Node),
+			"this machine used it %s, with other keys", in.Used.Format(time.RFC3339))
+	case in.UsedBy != ask.Key:
+		return EnrolAnswer{}, refusal.Newf(what,
+			fmt.Sprintf("make one under another name: mesh-coordinator node invite <name>; if that machine is none of yours: mesh-coordinator node remove %s", in.Node), "another machine used it %s", in.Used.Format(time.RFC3339))
 	case !here:
-		return EnrolAnswer{}, refusal.New("the invitation "+in.ID, "the machine it let in was removed since", do)
+		return EnrolAnswer{}, refusal.New(what, "the machine it let in was removed since", do)
 	case curve != ask.Curve || id != ask.MachineID:
-		return EnrolAnswer{}, refusal.New("the invitation "+in.ID, "it was used with this bus key but another curve key or machine id", do)
+		return EnrolAnswer{}, refusal.New(what, "it was used with this bus key but another curve key or machine id", do)
 	}
 	var a EnrolAnswer
-	return a, decode(answer, &a)
+	err := decode(answer, &a)
+	if err == nil {
+		a.Namesake, err = hadName(ctx, q, in.Node)
+	}
+	return a, err
+}
+
+// hadName reports whether a removed node had the name.
+func hadName(ctx context.Context, q querier, name subject.Node) (bool, error) {
+	var n int
+	err := q.QueryRowContext(ctx, `SELECT count(*) FROM node WHERE name = ? AND removed IS NOT NULL`, string(name)).Scan(&n)
+	return n > 0, err
 }
 
 func (t *tx) letIn(in Invitation, ask EnrolAsk) (EnrolAnswer, error) {
@@ -140,6 +166,10 @@ func (t *tx) letIn(in Invitation, ask EnrolAsk) (EnrolAnswer, error) {
 	}
 	if err := t.exec(`UPDATE invitation SET used = ?, used_by = ?, used_for = ?, answer = ? WHERE id = ?`,
 		t.now.UnixMilli(), ask.Key, id, encode(answer), in.ID); err != nil {
+		return EnrolAnswer{}, err
+	}
+	answer.New = true
+	if answer.Namesake, err = hadName(t.ctx, t, in.Node); err != nil {
 		return EnrolAnswer{}, err
 	}
 	return answer, t.note("enrol", "node "+string(in.Node), in.Node, "")

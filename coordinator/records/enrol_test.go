@@ -9,7 +9,9 @@ import (
 
 	"mesh/coordinator/records"
 	"mesh/shared/credential"
+	"mesh/shared/refusal"
 	"mesh/shared/subject"
+	"mesh/shared/waitfor"
 )
 
 func (m *mesh) invite(node string) credential.Invitation {
@@ -62,7 +64,7 @@ func TestEnrolAgain(t *testing.T) {
 	inv, a := m.invite("db1"), ask()
 	first, err := m.enrol(inv, a)
 	m.ok(err)
-	want := records.EnrolAnswer{Mesh: "m1", Node: "db1", Signer: m.info.Signer, Bus: m.info.Bus}
+	want := records.EnrolAnswer{Mesh: "m1", Node: "db1", Signer: m.info.Signer, Bus: m.info.Bus, New: true}
 	if d := cmp.Diff(want, first); d != "" {
 		t.Errorf("the answer (-want +got):\n%s", d)
 	}
@@ -70,6 +72,7 @@ func TestEnrolAgain(t *testing.T) {
 	lines := len(m.journal())
 	again, err := m.enrol(inv, a)
 	m.ok(err)
+	first.New = false
 	if d := cmp.Diff(first, again); d != "" || len(m.journal()) != lines {
 		t.Errorf("asked again it answered otherwise: %s", d)
 	}
@@ -77,6 +80,9 @@ func TestEnrolAgain(t *testing.T) {
 		t.Errorf("the nodes are %+v", all)
 	}
 	m.refused(second(m.enrol(inv, ask())), "another machine used it", "node invite <name>", "node remove db1")
+	reinstalled := ask()
+	reinstalled.MachineID = a.MachineID
+	m.refused(second(m.enrol(inv, reinstalled)), "this machine used it", "with other keys", "node remove db1; mesh-coordinator node invite db1")
 	other := a
 	other.Curve = curveKey()
 	m.refused(second(m.enrol(inv, other)), "another curve key")
@@ -124,6 +130,72 @@ func TestEnrolIsRefused(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestEnrolRace: of many machines with one invitation one comes in, and of many asks of it each gets the answer.
+func TestEnrolRace(t *testing.T) {
+	m := newMesh(t)
+	inv := m.invite("db1")
+	asks := make([]records.EnrolAsk, 8)
+	for i := range asks {
+		asks[i] = ask()
+	}
+	type end struct {
+		ask int
+		got records.EnrolAnswer
+		err error
+	}
+	ends := make(chan end, 4*len(asks))
+	for i := range cap(ends) {
+		go func() { // ends with its ask
+			a, err := m.enrol(inv, asks[i%len(asks)])
+			ends <- end{i % len(asks), a, err}
+		}()
+	}
+	in, news := map[int]int{}, 0
+	for range cap(ends) {
+		e := <-ends
+		switch {
+		case e.err == nil:
+			in[e.ask]++
+			if e.got.New {
+				news++
+			}
+		case refusal.Of(e.err) == nil:
+			t.Error(e.err)
+		}
+	}
+	all := must(m.store.Nodes(t.Context()))
+	if len(in) != 1 || news != 1 || len(all) != 1 {
+		t.Errorf("let in were %v, %d new, the nodes are %+v", in, news, all)
+	}
+	for i, n := range in {
+		if n != 4 || all[0].Key != asks[i].Key {
+			t.Errorf("machine %d got %d answers of 4, the node's key is %s", i, n, all[0].Key)
+		}
+	}
+}
+
+// TestAsksHoldUpNobody: who may only ask does not wait for, nor keep, the right to write.
+func TestAsksHoldUpNobody(t *testing.T) {
+	m := newMesh(t)
+	inv, over, a := m.invite("db1"), m.invite("db2"), ask()
+	must(m.enrol(inv, a))
+	m.ok(m.store.RevokeInvitation(t.Context(), by, over.ID))
+	holds, let, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	go func() { done <- m.store.Hold(func() { close(holds); <-let }) }() // ends below
+	<-holds
+	answers := make(chan error, 2)
+	go func() { // ends when nobody writes, at the latest
+		answers <- second(m.enrol(inv, a))
+		answers <- second(m.enrol(over, ask()))
+	}()
+	if err := waitfor.Value(t, "the answer while somebody writes", 10*time.Second, answers); err != nil {
+		t.Error(err)
+	}
+	m.refused(waitfor.Value(t, "the refusal while somebody writes", 10*time.Second, answers), "revoked")
+	close(let)
+	m.ok(<-done)
 }
 
 func TestRevokeUsedInvitation(t *testing.T) {

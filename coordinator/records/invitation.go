@@ -124,6 +124,15 @@ func (s *Store) Invitations(ctx context.Context) ([]Invitation, error) {
 	return invitations(ctx, s.db.Read(), ` ORDER BY made DESC, id`)
 }
 
+// InvitationOf is the one with this key; a key of none is refused.
+func (s *Store) InvitationOf(ctx context.Context, key string) (Invitation, error) {
+	all, err := invitations(ctx, s.db.Read(), ` WHERE key = ?`, key)
+	if err != nil || len(all) > 0 && key != "" {
+		return append(all, Invitation{})[0], err
+	}
+	return Invitation{}, fmt.Errorf("%w: %w", refusal.New("the question to be let in", "its key is of no invitation", "make an invitation: mesh-coordinator node invite <name>"), ErrUnknown)
+}
+
 func invitations(ctx context.Context, q querier, tail string, args ...any) (all []Invitation, err error) {
 	err = each(ctx, q, func(r *sql.Rows) error {
 		var in Invitation

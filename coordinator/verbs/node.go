@@ -332,15 +332,25 @@ func openings(value string) (*[]rule.Allow, error) {
 }
 
 func (s *Server) removeNode(ctx context.Context, who records.By, ask controller.NodeRemoveAsk) (controller.Done, error) {
+	// A push that is being composed would send the node's declaration after it was taken off the bus.
+	select {
+	case s.turn <- struct{}{}:
+		defer func() { <-s.turn }()
+	case <-ctx.Done():
+		return controller.Done{}, ctx.Err()
+	}
 	if err := s.cfg.Records.RemoveNode(ctx, by(who, ask.Why), ask.Node); err != nil {
 		return controller.Done{}, err
 	}
 	s.cfg.Push.Gone(ask.Node)
-	s.cfg.Hear.Forget(ask.Node)
 	if err := s.cfg.Push.Purge(ctx, ask.Node); err != nil {
 		s.cfg.Log.Error("a removed node's declaration is on the bus until the next start", "node", ask.Node, "err", err)
 	}
-	return controller.Done{Changed: true}, s.inForce(ctx)
+	err := s.inForce(ctx)
+	if e := s.cfg.Hear.Forget(ctx, ask.Node); e != nil {
+		s.cfg.Log.Warn("a removed node's last reports are on the bus yet", "node", ask.Node, "err", e)
+	}
+	return controller.Done{Changed: true}, err
 }
 
 // inForce returns once the user list in force follows the records. The act stands in any case.

@@ -106,7 +106,7 @@ func server(t *testing.T) (*Server, map[records.Role]string) {
 			t.Fatal(err)
 		}
 	}
-	return &Server{cfg: Config{Records: store, Clock: clock.Real(), Users: noUsers{}}}, keys
+	return &Server{turn: make(chan struct{}, 1), cfg: Config{Records: store, Clock: clock.Real(), Users: noUsers{}}}, keys
 }
 
 type noUsers struct{}
