@@ -12,6 +12,7 @@ import (
 
 	"mesh/installer/unit"
 	"mesh/shared/credential"
+	"mesh/shared/manifest"
 	"mesh/shared/refusal"
 )
 
@@ -138,7 +139,7 @@ func (m Machine) workloads() ([]workload, error) {
 			continue
 		}
 		first := m.line(filepath.Join(unit.Folder, e.Name()))
-		if rest, ok := strings.CutPrefix(first, unit.Mark); ok {
+		if rest, ok := strings.CutPrefix(first, manifest.UnitMark); ok {
 			module, _, _ := strings.Cut(rest, ",")
 			all = append(all, workload{e.Name(), strings.TrimSuffix(module, ".")})
 		}

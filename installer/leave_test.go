@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"mesh/installer/unit"
+	"mesh/shared/manifest"
 )
 
 // settled is a machine in a mesh with two modules on it.
@@ -17,8 +18,8 @@ func settled(t testing.TB) *bed {
 	b.write("/var/lib/mesh-agent/state.db", "x")
 	b.write("/var/lib/mesh-agent/bundles/00/bin/web", "x")
 	b.write("/var/lib/mesh-agent/env/mesh-notes-web.env", "x")
-	b.write("/etc/systemd/system/mesh-notes-web.service", unit.Mark+"notes, process web.\n# …\n[Service]\n")
-	b.write("/etc/systemd/system/hook.timer", unit.Mark+"hooks, unit hook.timer.\n[Timer]\n")
+	b.write("/etc/systemd/system/mesh-notes-web.service", manifest.UnitMark+"notes, process web.\n# …\n[Service]\n")
+	b.write("/etc/systemd/system/hook.timer", manifest.UnitMark+"hooks, unit hook.timer.\n[Timer]\n")
 	b.write("/etc/systemd/system/mesh-of-somebody.service", "[Service]\n")
 	b.write("/etc/systemd/system/"+unit.AgentName, unit.Agent())
 	b.write("/usr/local/bin/mesh-agent", "x")

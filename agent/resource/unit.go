@@ -12,7 +12,7 @@ import (
 
 // Mark is how the file of every unit of mesh begins; a unit that has it is mesh's even when the ledger
 // was lost.
-const Mark = "# Made by mesh for module "
+const Mark = manifest.UnitMark
 
 // The pause before a process is started again, and the bound on how often: ten deaths within a minute
 // end it, and the agent tries again with growing pauses. The bound only holds because burst times pause

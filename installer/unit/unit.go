@@ -26,6 +26,3 @@ var coordinator string
 
 // Coordinator is the text of CoordinatorName.
 func Coordinator() string { return coordinator }
-
-// Mark is how the file of every unit begins that an agent made for a module.
-const Mark = "# Made by mesh for module "

@@ -9,6 +9,10 @@ import (
 	"mesh/shared/subject"
 )
 
+// UnitMark is how the file of every unit begins that an agent makes for a module: by it the unit is known for
+// mesh's, also when the agent's ledger is lost.
+const UnitMark = "# Made by mesh for module "
+
 // UnitName is the systemd unit that module's process or timer name becomes; suffix is ".service" or
 // ".timer".
 func UnitName(module subject.Module, name, suffix string) string {
