@@ -161,12 +161,9 @@ func (s *Store) assign(t *tx, n Node, b *Build, set AssignSet) (Assigned, error)
 	return out, t.note("assign", object, n.Name, b.Module)
 }
 
-// claimsFree refuses a module that would hold a file, unit or user that another module of the node holds.
+// claimsFree refuses a module that would hold a path, unit, user or open port that another module of the
+// node holds.
 func (s *Store) claimsFree(t *tx, node int64, m *manifest.Manifest) error {
-	mine := make(map[string]bool)
-	for _, c := range m.Claims() {
-		mine[c] = true
-	}
 	ids, err := texts(t.ctx, t, `SELECT m.build FROM assignment a JOIN module m ON m.name = a.module WHERE a.node = ? AND a.module <> ? ORDER BY a.module`, node, string(m.Module))
 	if err != nil {
 		return err
@@ -176,18 +173,48 @@ func (s *Store) claimsFree(t *tx, node int64, m *manifest.Manifest) error {
 		if err != nil {
 			return err
 		}
-		for _, c := range other.Manifest.Claims() {
-			if mine[c] {
-				var name string
-				if err := t.QueryRowContext(t.ctx, `SELECT name FROM node WHERE id = ?`, node).Scan(&name); err != nil {
-					return err
-				}
-				return refusal.New(fmt.Sprintf("module %s on %s", m.Module, name), fmt.Sprintf("module %s has the %s there too", other.Module, c),
-					fmt.Sprintf("unassign %s from %s, or declare another one", other.Module, name))
+		both := clash(m, other.Manifest)
+		if both == "" {
+			continue
+		}
+		var name string
+		if err := t.QueryRowContext(t.ctx, `SELECT name FROM node WHERE id = ?`, node).Scan(&name); err != nil {
+			return err
+		}
+		return refusal.New(fmt.Sprintf("module %s on %s", m.Module, name), fmt.Sprintf("module %s has the %s there too", other.Module, both),
+			fmt.Sprintf("unassign %s from %s, or declare another one", other.Module, name))
+	}
+	return nil
+}
+
+// clash is what both modules would hold, as b has it, or "".
+func clash(a, b *manifest.Manifest) string {
+	mine := make(map[string]bool)
+	for _, c := range a.Claims() {
+		mine[claimed(c)] = true
+	}
+	for _, c := range b.Claims() {
+		if mine[claimed(c)] {
+			return c
+		}
+	}
+	for _, x := range a.Firewall.Allow {
+		for _, y := range b.Firewall.Allow {
+			if x.Port.Protocol == y.Port.Protocol && x.Port.First <= y.Port.Last && y.Port.First <= x.Port.Last {
+				return "open port " + y.Port.String()
 			}
 		}
 	}
-	return nil
+	return ""
+}
+
+// claimed is what a claim is of: one path is one thing, whether a file or a directory.
+func claimed(claim string) string {
+	kind, name, _ := strings.Cut(claim, " ")
+	if kind == "file" || kind == "directory" {
+		return name
+	}
+	return claim
 }
 
 // Unassign takes a module off nodes. A node that does not have it is refused by name.

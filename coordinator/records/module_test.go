@@ -92,6 +92,41 @@ func TestRegisterFits(t *testing.T) {
 	m.module(`{"module":"web","settings":{"port":{}},"run":{"files":[{"path":"/etc/notes"}]}}`)
 }
 
+// TestModulesThatClash on one machine are refused by name, when they are assigned and when another build is
+// registered.
+func TestModulesThatClash(t *testing.T) {
+	for _, tt := range []struct{ name, a, b, say string }{
+		{"a file", `"run":{"files":[{"path":"/etc/x","content":"a"}]}`, `"run":{"files":[{"path":"/etc/x","content":"b"}]}`, "file /etc/x"},
+		{"a file and a directory", `"run":{"files":[{"path":"/srv/x","content":"a"}]}`, `"run":{"directories":[{"path":"/srv/x"}]}`, "directory /srv/x"},
+		{"a user", `"run":{"users":{"app":{}}}`, `"run":{"users":{"app":{}}}`, "user app"},
+		{"a port", `"firewall":{"allow":[{"port":"80/tcp","from":"anywhere"}]}`, `"firewall":{"allow":[{"port":"79-90/tcp","from":"tunnel"}]}`, "open port 79-90/tcp"},
+		{"a unit", `"run":{"units":{"x.service":{"content":"[Service]\nExecStart=/bin/true\n"}}}`,
+			`"run":{"units":{"x.service":{"content":"[Service]\nExecStart=/bin/false\n"}}}`, "unit x.service"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			m := newMesh(t)
+			m.node("db1", "db2")
+			m.module(`{"module":"one",` + tt.a + `}`)
+			m.module(`{"module":"two",` + tt.b + `}`)
+			m.module(`{"module":"three"}`)
+			m.ok(m.assign("two", records.AssignSet{}, "db1"))
+			m.refused(m.assign("one", records.AssignSet{}, "db1"), "module one on db1", "module two has the "+tt.say, "unassign two from db1")
+			m.ok(m.assign("one", records.AssignSet{}, "db2"))
+			m.ok(m.assign("three", records.AssignSet{}, "db1"))
+			_, err := m.register(`{"module":"three",` + tt.a + `}`)
+			m.refused(err, "module three on db1", "module two has the")
+		})
+	}
+	t.Run("ports that do not meet", func(t *testing.T) {
+		m := newMesh(t)
+		m.node("db1")
+		m.module(`{"module":"one","firewall":{"allow":[{"port":"80/tcp","from":"anywhere"}]}}`)
+		m.module(`{"module":"two","firewall":{"allow":[{"port":"80/udp","from":"anywhere"},{"port":"81-90/tcp","from":"anywhere"}]}}`)
+		m.ok(m.assign("one", records.AssignSet{}, "db1"))
+		m.ok(m.assign("two", records.AssignSet{}, "db1"))
+	})
+}
+
 func TestAssign(t *testing.T) {
 	m := newMesh(t)
 	ctx := t.Context()
