@@ -1,17 +1,20 @@
 // Package agent is the daemon on every machine: it wires the store, the engine that applies, the
 // packet filter, the link to the bus and what show says, and runs their loop. It decides nothing those
-// packages decide. One goroutine owns the loop's state; passes over the machine run one at a time in a
-// second one, so that a slow fetch holds up no heartbeat, no report and no watchdog. Run owns every
-// goroutine and ends them in reverse order of their start.
+// packages decide, but what is news. One goroutine owns the loop's state; passes over the machine run one
+// at a time in a second one, so that a slow fetch or a dead D-Bus holds up no heartbeat, no report and no
+// watchdog. Run owns every goroutine and returns when all have ended.
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -25,22 +28,13 @@ import (
 	"mesh/shared/bus"
 	"mesh/shared/clock"
 	"mesh/shared/credential"
-	"mesh/shared/declaration"
 	"mesh/shared/report"
 	"mesh/shared/subject"
 	"mesh/shared/version"
 )
 
-const (
-	// reconcileEvery is how often everything is looked at, whatever the kernel and systemd tell (APP-6).
-	reconcileEvery = time.Minute
-	// fullEvery is how often a report is sent though nothing is news (NOD-7).
-	fullEvery = time.Hour
-	// debounce gathers the events of one change on the machine into one look.
-	debounce = 200 * time.Millisecond
-	// leaveBound is for the last words at the end.
-	leaveBound = 3 * time.Second
-)
+// leaveBound is for the last words at the end.
+const leaveBound = 3 * time.Second
 
 // StatusFile is the name of the Document below the run directory.
 const StatusFile = "status.json"
@@ -61,7 +55,7 @@ type Machine struct {
 	Changed <-chan struct{}
 	// Events fills Changed until its context ends; nil when nothing does.
 	Events func(context.Context) error
-	// Profile finds out what the machine is; nil for nothing.
+	// Profile finds out what the machine is; nil for nothing. It is called by one goroutine at a time.
 	Profile func(context.Context) *report.Profile
 	// Close lets go of it; nil when there is nothing to let go.
 	Close func() error
@@ -74,8 +68,8 @@ type Config struct {
 	Dir, Run string
 	// Root is where paths of declarations begin: "/" on a machine.
 	Root string
-	// Digest is the SHA-256 of the agent's own file, when known.
-	Digest string
+	// Digest finds the SHA-256 of the agent's own file, beside the rest of the start; nil for unknown.
+	Digest func() (string, error)
 	Clock  clock.Clock
 	Rand   io.Reader
 	Log    *slog.Logger
@@ -102,39 +96,31 @@ type Agent struct {
 	link    *link.Link
 	self    show.Daemon
 	boot    string
+	digest  <-chan string // delivers once
+	emptied chan struct{} // capacity 1: the outbox was emptied
 
 	// The loop's goroutine owns the rest.
-	profile  *report.Profile
-	last     apply.Result
-	declared *declaration.Declaration
-	said     string // newsKey of the last report
-	saidAt   time.Time
-	drift    []report.Drift // found since the last report
-
-	seq struct { // what the heartbeat says, read by the link's goroutine
-		sync.Mutex
-		n uint64
-	}
+	me      report.Agent
+	profile *report.Profile
+	view    view
+	news    news
+	drift   []report.Drift // found since the last report
+	owed    bool           // somebody waits for a report that could not be made
+	sending int            // reports that were handed over a moment ago, and do not wait yet
+	shown   int            // how many wait, in the status
 }
 
-// job is one pass over the machine.
-type job struct {
-	heard *link.Heard // nil: reconcile
-	cause apply.Cause
-}
-
-type done struct {
-	job    job
-	result apply.Result
-	err    error
-}
-
-// Run is the daemon's life: from the store alone first, then with the bus.
+// Run is the daemon's life: from the store alone first, then with the bus. It returns nil when ctx ended.
 func Run(ctx context.Context, cfg Config) (err error) {
-	a := &Agent{cfg: cfg, node: subject.Node(cfg.Credential.Name)}
-	if a.cfg.Notify == nil {
-		a.cfg.Notify = func(string) {}
+	if cfg.Notify == nil {
+		cfg.Notify = func(string) {}
 	}
+	a := &Agent{cfg: cfg, emptied: make(chan struct{}, 1), node: subject.Node(cfg.Credential.Name), boot: bootID(), me: report.Agent{Version: version.String()}}
+	digest := make(chan string, 1)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { digest <- a.ownDigest() }) // ends by itself
+	a.digest = digest
 	a.store, err = state.Open(ctx, state.Config{Path: filepath.Join(cfg.Dir, StateFile), Clock: cfg.Clock, Rand: cfg.Rand, Log: cfg.Log})
 	if err != nil {
 		return err
@@ -143,7 +129,6 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if a.self, err = show.Self(); err != nil {
 		return err
 	}
-	a.boot = bootID()
 	if a.machine, err = cfg.Machine(ctx, a.store, a.probe); err != nil {
 		return err
 	}
@@ -154,7 +139,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		return err
 	}
 	defer a.conn.Close()
-	a.link = link.New(link.Config{Node: a.node, Conn: a.conn, Outbox: a.store, Alive: a.alive, Clock: cfg.Clock, Log: cfg.Log})
+	a.link = link.New(link.Config{Node: a.node, Conn: a.conn, Outbox: a.store, Alive: a.alive, Emptied: func() { poke(a.emptied) }, Clock: cfg.Clock, Log: cfg.Log})
 	a.engine, err = apply.New(a.engineConfig())
 	if err != nil {
 		return err
@@ -163,9 +148,22 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	return a.run(ctx)
 }
 
+func (a *Agent) ownDigest() string {
+	if a.cfg.Digest == nil {
+		return ""
+	}
+	d, err := a.cfg.Digest()
+	if err != nil {
+		a.cfg.Log.Warn("the agent's own file could not be read", "err", err)
+	}
+	return d
+}
+
+// options connect to the bus. Nothing waits for the first try: a machine whose bus is far is kept all the
+// same.
 func (a *Agent) options() bus.Options {
 	f := a.cfg.Credential
-	return bus.Options{Bus: f.Bus, Seed: f.Seed, Principal: f.Principal(), Name: "mesh-agent " + f.Name, Clock: a.cfg.Clock, Log: a.cfg.Log}
+	return bus.Options{Bus: f.Bus, Seed: f.Seed, Principal: f.Principal(), Name: "mesh-agent " + f.Name, Lazy: true, Clock: a.cfg.Clock, Log: a.cfg.Log}
 }
 
 func (a *Agent) probe(ctx context.Context) error { return bus.Probe(ctx, a.options()) }
@@ -182,194 +180,50 @@ func (a *Agent) engineConfig() apply.Config {
 	return c
 }
 
-// run starts what runs side by side, in an order that the end reverses.
+// run starts what runs side by side, runs the loop, and ends all.
 func (a *Agent) run(ctx context.Context) error {
 	work, stop := context.WithCancel(ctx)
-	var wg sync.WaitGroup
-	defer wg.Wait()
 	defer stop()
-	failed := make(chan error, 2)
-	start := func(name string, fn func(context.Context) error) {
-		wg.Add(1)
-		go func() { // ends with work
-			defer wg.Done()
-			if err := fn(work); err != nil && work.Err() == nil {
-				failed <- fmt.Errorf("%s: %w", name, err)
-			}
-		}()
+	type part struct {
+		name string
+		run  func(context.Context) error
 	}
+	jobs, results := make(chan job), make(chan done)
+	parts := []part{{"bus link", a.link.Run}, {"apply", func(ctx context.Context) error { return a.work(ctx, jobs, results) }}}
 	if a.machine.Filter != nil {
-		start("packet filter", a.machine.Filter.Run)
+		parts = append(parts, part{"packet filter", a.machine.Filter.Run})
 	}
 	if a.machine.Events != nil {
-		start("events", a.machine.Events)
+		parts = append(parts, part{"events", a.machine.Events})
 	}
-	start("bus link", a.link.Run)
-	jobs, results := make(chan job), make(chan done, 1)
-	start("apply", func(ctx context.Context) error { return a.work(ctx, jobs, results) })
+	var wg sync.WaitGroup
+	failed := make(chan error, len(parts)) // each has room: nobody may be listening any more
+	for _, p := range parts {
+		wg.Go(func() { // ends with work
+			if err := p.run(work); work.Err() == nil {
+				failed <- fmt.Errorf("%s ended: %w", p.name, cmp.Or(err, errEnded))
+			}
+		})
+	}
 	err := a.loop(ctx, jobs, results, failed)
-	a.leave(ctx)
+	a.cfg.Notify("STOPPING=1")
+	if err == nil {
+		a.leave(ctx)
+	}
+	stop()
+	a.conn.Close() // ends a try to reach the bus, too, which the parts may be waiting for
+	wg.Wait()
 	return err
 }
 
-// work runs passes one at a time.
-func (a *Agent) work(ctx context.Context, jobs <-chan job, results chan<- done) error {
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case j := <-jobs:
-			d := done{job: j}
-			if j.heard != nil {
-				d.result, d.err = a.engine.Accept(ctx, j.heard.Signed)
-			} else {
-				d.result, d.err = a.engine.Pass(ctx, j.cause)
-			}
-			select {
-			case results <- d:
-			case <-ctx.Done():
-				return nil
-			}
-		}
-	}
-}
+var errEnded = errors.New("nobody asked it to")
 
-// loop is the daemon's one goroutine of state. What is to be done waits in next; one pass is under way
-// at a time.
-func (a *Agent) loop(ctx context.Context, jobs chan<- job, results <-chan done, failed <-chan error) error {
-	minute, stopMinute := a.cfg.Clock.Every(reconcileEvery)
-	defer stopMinute()
-	watchdog, stopWatchdog := a.watchdog()
-	defer stopWatchdog()
-	moved := make(chan struct{}, 1) // the bus came or went
-	defer a.conn.OnState(func(bool) {
-		select {
-		case moved <- struct{}{}:
-		default:
-		}
-	})()
-	next, busy := &job{cause: apply.Boot}, false
-	var later, retry <-chan time.Time
-	changed := a.machine.Changed
-	a.status(ctx)
-	a.cfg.Notify("READY=1")
-	for {
-		var give chan<- job
-		var heard <-chan link.Heard
-		var offer job
-		switch {
-		case busy:
-		case next != nil:
-			give, offer = jobs, *next
-		default:
-			heard = a.link.Heard()
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case err := <-failed:
-			return err
-		case <-watchdog:
-			a.cfg.Notify("WATCHDOG=1")
-		case give <- offer:
-			next, busy = nil, true
-		case h := <-heard:
-			next = &job{heard: &h}
-		case d := <-results:
-			busy = false
-			a.after(ctx, d)
-			retry = a.retryAt()
-		case <-minute:
-			if next == nil {
-				next = &job{cause: apply.Reconcile}
-			}
-		case <-changed:
-			if later == nil {
-				later = a.cfg.Clock.After(debounce)
-			}
-		case <-later:
-			later = nil
-			if next == nil {
-				next = &job{cause: apply.Reconcile}
-			}
-		case <-retry:
-			retry = nil
-			if next == nil {
-				next = &job{cause: apply.Reconcile}
-			}
-		case <-moved:
-			a.status(ctx)
-		}
-	}
-}
-
-// after takes a pass's result in: it is remembered, shown, and reported when it is news.
-func (a *Agent) after(ctx context.Context, d done) {
-	if d.err != nil {
-		if ctx.Err() == nil {
-			a.cfg.Log.Error("a pass could not be made", "err", d.err)
-			a.problem(ctx, d.err.Error())
-		}
-		return
-	}
-	a.take(d.result)
-	a.seq.Lock()
-	a.seq.n, _ = a.store.Newest()
-	a.seq.Unlock()
-	a.drift = append(a.drift, d.result.Drift...)
-	if d.job.heard != nil || a.profile == nil {
-		a.readProfile(ctx)
-	}
-	answer := d.job.heard != nil && d.job.heard.Pushed
-	if err := a.report(ctx, answer); err != nil && ctx.Err() == nil {
-		a.cfg.Log.Error("no report could be made", "err", err)
-	}
-	a.status(ctx)
-}
-
-// take remembers the result. A refusal stands until a declaration is accepted: looks at the machine in
-// between are about the one before it.
-func (a *Agent) take(r apply.Result) {
-	if old := a.last; old.RefusedSeq > r.Seq && !r.News && r.RefusedSeq == 0 && r.Outcome == report.Applied {
-		r.Outcome, r.Refused, r.RefusedSeq = old.Outcome, old.Refused, old.RefusedSeq
-	}
-	a.last = r
-}
-
-func (a *Agent) problem(ctx context.Context, text string) {
-	if err := a.store.AddProblem(ctx, text); err != nil {
-		a.cfg.Log.Error("a problem could not be remembered", "err", err)
-	}
-}
-
-// retryAt fires when the first module that failed is due again; nil when none is.
-func (a *Agent) retryAt() <-chan time.Time {
-	if a.last.NextTry.IsZero() {
-		return nil
-	}
-	return a.cfg.Clock.After(max(a.last.NextTry.Sub(a.cfg.Clock.Now()), 0))
-}
-
-// alive is the heartbeat.
-func (a *Agent) alive() report.Heartbeat {
-	a.seq.Lock()
-	defer a.seq.Unlock()
-	return report.Heartbeat{At: a.cfg.Clock.Now().UnixMilli(), Seq: a.seq.n}
-}
-
-func (a *Agent) watchdog() (<-chan time.Time, func()) {
-	if a.cfg.Watchdog <= 0 {
-		return nil, func() {}
-	}
-	return a.cfg.Clock.Every(a.cfg.Watchdog / 2)
-}
-
-// leave says good-bye, so that a machine that is shut down is not missed (NOD-11).
+// leave says good-bye, so that a machine that is shut down is not missed (NOD-11). An agent that could not
+// go on does not: it has to be missed.
 func (a *Agent) leave(ctx context.Context) {
-	a.cfg.Notify("STOPPING=1")
 	h := a.alive()
 	h.Leaving = "shutdown"
-	if err := a.link.Beat(h); err != nil {
+	if err := a.link.Leave(h); err != nil {
 		return // the bus is away: it will see the silence
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveBound)
@@ -379,8 +233,10 @@ func (a *Agent) leave(ctx context.Context) {
 	}
 }
 
-func (a *Agent) agentWords() report.Agent {
-	return report.Agent{Version: version.String(), Digest: a.cfg.Digest}
+// alive is the heartbeat; the link's goroutine asks for it.
+func (a *Agent) alive() report.Heartbeat {
+	seq, _ := a.store.Newest()
+	return report.Heartbeat{At: a.cfg.Clock.Now().UnixMilli(), Seq: seq}
 }
 
 // freeDisk is what is left where the agent keeps its state, in bytes; 0 when it cannot be told.
@@ -390,4 +246,13 @@ func freeDisk(dir string) int64 {
 		return 0
 	}
 	return int64(s.Bavail) * s.Bsize
+}
+
+// bootID names this boot of the kernel (random(4)); empty when it cannot be told.
+func bootID() string {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
 }

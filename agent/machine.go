@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 
 	"mesh/agent/apply"
 	"mesh/agent/filter"
@@ -36,16 +37,17 @@ func OnHost(root string, log *slog.Logger) func(context.Context, *state.Store, f
 		units := systemd.New(clk)
 		profile := profiler(root, units)
 		now := profile(ctx)
-		m := Machine{Profile: profile, Host: apply.Host{Files: files, Units: units, Runner: units,
+		m := Machine{Profile: after(now, profile), Host: apply.Host{Files: files, Units: units, Runner: units,
 			Machine: resource.Machine{Arch: now.Arch, OS: now.OS, Engine: now.Engine != ""}}}
 		closers := []func() error{files.Close, func() error { units.Close(); return nil }}
-		changed := make(chan struct{}, 1)
+		changed := make(chan struct{}, 1) // one look pending is enough
 		m.Changed = changed
 		links, err := hostlink.Watch(ctx, clk, func(err error) { log.Warn("links are looked at once a minute only", "err", err) })
 		if err != nil {
 			log.Warn("links are looked at once a minute only", "err", err)
 			links = nil
 		}
+		relinked := make(chan struct{}, 1)
 		driver, err := firewall.Open(firewall.WithClock(clk))
 		if err != nil {
 			log.Error("there is no packet filter on this machine", "err", err)
@@ -54,9 +56,16 @@ func OnHost(root string, log *slog.Logger) func(context.Context, *state.Store, f
 			}
 		} else {
 			closers = append(closers, driver.Close)
-			m.Filter = filter.New(filter.Config{Kernel: driver, Store: s, Clock: clk, Log: log, Links: filter.ReadLinks, LinksChanged: links, Probe: probe})
+			m.Filter = filter.New(filter.Config{Kernel: driver, Store: s, Clock: clk, Log: log, Links: filter.ReadLinks, LinksChanged: relinked, Probe: probe})
 		}
-		m.Events = func(ctx context.Context) error { return hint(ctx, units, changed) }
+		m.Events = func(ctx context.Context) error {
+			var wg sync.WaitGroup
+			defer wg.Wait()
+			if links != nil {
+				wg.Go(func() { spread(ctx, links, relinked, changed) })
+			}
+			return hint(ctx, units, changed)
+		}
 		m.Close = func() error {
 			var errs []error
 			for i := len(closers) - 1; i >= 0; i-- {
@@ -68,18 +77,50 @@ func OnHost(root string, log *slog.Logger) func(context.Context, *state.Store, f
 	}
 }
 
+// after is profile, whose first answer was found already.
+func after(first *report.Profile, profile func(context.Context) *report.Profile) func(context.Context) *report.Profile {
+	return func(ctx context.Context) *report.Profile {
+		if p := first; p != nil {
+			first = nil
+			return p
+		}
+		return profile(ctx)
+	}
+}
+
 // hint turns systemd's words about mesh's own units into looks at the machine (APP-6).
 func hint(ctx context.Context, units *systemd.Conn, changed chan<- struct{}) error {
 	for e := range units.Events(ctx) {
-		if e.Unit != "" && !strings.HasPrefix(e.Unit, unitMark) {
-			continue
-		}
-		select {
-		case changed <- struct{}{}:
-		default: // a look is due already
+		if e.Unit == "" || strings.HasPrefix(e.Unit, unitMark) {
+			poke(changed)
 		}
 	}
 	return nil
+}
+
+// spread tells of changed links the packet filter, which follows them, and the loop, which says so.
+func spread(ctx context.Context, links <-chan struct{}, to ...chan<- struct{}) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case _, ok := <-links:
+			if !ok {
+				return
+			}
+			for _, c := range to {
+				poke(c)
+			}
+		}
+	}
+}
+
+// poke leaves word unless there is one already.
+func poke(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
 }
 
 // filterEdge puts a declaration's packet filter in force.

@@ -4,60 +4,99 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"mesh/agent/filter"
 	"mesh/agent/show"
 	"mesh/agent/state"
+	"mesh/shared/declaration"
 	"mesh/shared/report"
 	"mesh/shared/subject"
 )
 
-// report makes a report and puts it into the outbox when it is news, when an hour has passed, or when
-// answer says that somebody waits for it.
-func (a *Agent) report(ctx context.Context, answer bool) error {
-	r := a.compose(ctx)
-	key, err := newsKey(r)
-	if err != nil {
-		return err
-	}
-	now := a.cfg.Clock.Now()
-	if !answer && key == a.said && now.Sub(a.saidAt) < fullEvery {
-		return nil
+const (
+	// lastProblems is how many problems a report carries.
+	lastProblems = 5
+	// digestBound is how long a report waits for the digest of the agent's own file.
+	digestBound = time.Second
+)
+
+// report makes a report and puts it into the outbox when it is news, or when somebody waits for it.
+func (a *Agent) report(ctx context.Context) (made bool, err error) {
+	a.knowDigest(ctx)
+	r, now := a.compose(ctx), a.cfg.Clock.Now()
+	isNews, key, err := a.news.is(r, now)
+	if err != nil || !isNews && !a.owed {
+		return false, err
 	}
 	if r.Number, err = a.store.NextReportNumber(ctx); err != nil {
-		return fmt.Errorf("number a report: %w", err)
+		return false, fmt.Errorf("number a report: %w", err)
 	}
-	b, err := json.Marshal(r)
+	b, err := encode(r)
 	if err != nil {
-		return fmt.Errorf("encode report: %w", err)
+		return false, err
 	}
 	if _, err := a.store.Put(ctx, state.Out{Subject: subject.Report(a.node), Kind: state.KindReport, Body: b}); err != nil {
-		return err
+		return false, err
 	}
-	a.said, a.saidAt, a.drift = key, now, nil
 	a.link.Kick()
-	return nil
+	a.news.said(r, key, now)
+	a.drift, a.owed = nil, false
+	return true, nil
+}
+
+// knowDigest waits for the digest of the agent's own file, which was begun at the start: without it the
+// first report would be followed by another.
+func (a *Agent) knowDigest(ctx context.Context) {
+	if a.digest == nil {
+		return
+	}
+	select {
+	case a.me.Digest = <-a.digest:
+		a.digest = nil
+	case <-a.cfg.Clock.After(digestBound): // a disk that hangs
+	case <-ctx.Done():
+	}
+}
+
+// encode makes the message. What would be too large for the bus loses its long lists first.
+func encode(r report.Report) ([]byte, error) {
+	b, err := json.Marshal(r)
+	for _, shorten := range []func(){
+		func() { r.Drift, r.Problems, r.Strays = nil, nil, nil },
+		func() {
+			modules := make([]report.Module, len(r.Modules))
+			for i, m := range r.Modules {
+				m.Detail = m.Detail[:min(len(m.Detail), 200)]
+				modules[i] = m
+			}
+			r.Modules = modules
+		},
+	} {
+		if err != nil || len(b) <= report.MaxSize {
+			break
+		}
+		shorten()
+		b, err = json.Marshal(r)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("encode report: %w", err)
+	}
+	return b, nil
 }
 
 // compose is what the node says of itself now.
 func (a *Agent) compose(ctx context.Context) report.Report {
+	_, account := a.account()
 	r := report.Report{
-		Format: report.Format, Mesh: a.cfg.Credential.Mesh, Node: a.node, Boot: a.boot, At: a.cfg.Clock.Now().UnixMilli(), Agent: a.agentWords(),
-		Apply:   report.Apply{Seq: a.last.Seq, Outcome: a.last.Outcome, Refused: a.last.Refused, TookMS: a.last.Took.Milliseconds()},
-		Modules: a.store.Modules(), Profile: a.profile, Drift: a.drift, Strays: a.last.Strays, FreeDisk: freeDisk(a.cfg.Dir),
-	}
-	if r.Apply.Outcome == "" {
-		r.Apply.Outcome = report.None
-	}
-	if a.last.RefusedSeq > 0 {
-		r.Apply.Seq = a.last.RefusedSeq
+		Format: report.Format, Mesh: a.cfg.Credential.Mesh, Node: a.node, Boot: a.boot, At: a.cfg.Clock.Now().UnixMilli(), Agent: a.me,
+		Apply: account, Modules: a.store.Modules(), Profile: a.profile, Drift: a.drift, Strays: a.view.last.Strays, FreeDisk: freeDisk(a.cfg.Dir),
 	}
 	s := a.filterState()
 	r.Uplinks, r.Tunnel = s.Uplinks, strings.Join(s.Tunnel, ",")
-	r.Filter = a.filterReport(s)
+	r.Filter = filterWords(a.declaredFilter(), s)
 	var err error
 	if r.Dropped, err = a.store.Dropped(ctx); err == nil {
 		r.Problems, err = a.store.Problems(ctx, lastProblems)
@@ -68,6 +107,12 @@ func (a *Agent) compose(ctx context.Context) report.Report {
 	return r
 }
 
+// account is the declaration held, and how it stands with it.
+func (a *Agent) account() (held uint64, account report.Apply) {
+	held, _ = a.store.Newest()
+	return held, a.view.account(held)
+}
+
 func (a *Agent) filterState() filter.State {
 	if a.machine.Filter == nil {
 		return filter.State{}
@@ -75,11 +120,36 @@ func (a *Agent) filterState() filter.State {
 	return a.machine.Filter.State()
 }
 
-func (a *Agent) filterReport(s filter.State) *report.Filter {
+func (a *Agent) declaredFilter() *declaration.Filter {
 	if d := a.engine.Declared(); d != nil {
-		return filterWords(d.Filter, s)
+		return d.Filter
 	}
-	return filterWords(nil, s)
+	return nil
+}
+
+// filterWords is the packet filter as report and show say it; nil when none was ever declared here.
+func filterWords(declared *declaration.Filter, s filter.State) *report.Filter {
+	if declared == nil && !s.Loaded && len(s.Rules) == 0 {
+		return nil
+	}
+	out := &report.Filter{Loaded: s.Loaded, Repairs: s.Repairs}
+	if !s.Since.IsZero() {
+		out.Since = s.Since.UnixMilli()
+	}
+	for _, a := range s.Rules {
+		out.Rules = append(out.Rules, a.String())
+	}
+	switch {
+	case s.LastRefusal != nil:
+		out.Why = s.LastRefusal.Error()
+	case s.Fought:
+		out.Why = fmt.Sprintf("%s undoes mesh's repairs (%s); it is repaired once a minute", s.LastRepairBy, s.LastDrift)
+	case !s.Loaded && len(s.Rules) > 0:
+		out.Why = "the kernel's table is not as it should be: " + s.LastDrift
+	case !s.Loaded:
+		out.Why = "it is declared and not put in force yet"
+	}
+	return out
 }
 
 // status lays down what show reads.
@@ -89,6 +159,7 @@ func (a *Agent) status(ctx context.Context) {
 	}
 	d, err := show.Gather(ctx, a.store, a.runtime())
 	if err == nil {
+		a.shown = d.Outbox.Depth
 		err = d.Write(filepath.Join(a.cfg.Run, StatusFile))
 	}
 	if err != nil && ctx.Err() == nil {
@@ -99,39 +170,30 @@ func (a *Agent) status(ctx context.Context) {
 func (a *Agent) runtime() show.Runtime {
 	up, since, why := a.conn.State()
 	s := a.filterState()
+	held, account := a.account()
 	r := show.Runtime{
-		Node: a.node, Mesh: a.cfg.Credential.Mesh, Agent: a.agentWords(), Daemon: a.self, At: a.cfg.Clock.Now().UnixMilli(),
+		Node: a.node, Mesh: a.cfg.Credential.Mesh, Agent: a.me, Daemon: a.self, Sending: a.sending, At: a.cfg.Clock.Now().UnixMilli(),
 		Bus:     show.Bus{Up: up, Since: since.UnixMilli(), Address: strings.Join(a.cfg.Credential.Bus.Addresses, ", ")},
-		Uplinks: s.Uplinks, Tunnel: strings.Join(s.Tunnel, ","), Filter: a.filterReport(s), Strays: a.last.Strays,
-		FreeDisk: freeDisk(a.cfg.Dir), Profile: a.profile,
-		Declaration: show.Declaration{Outcome: a.last.Outcome, Refused: a.last.Refused, RefusedSeq: a.last.RefusedSeq, TookMS: a.last.Took.Milliseconds()},
+		Uplinks: s.Uplinks, Tunnel: strings.Join(s.Tunnel, ","), Filter: filterWords(a.declaredFilter(), s),
+		Strays: a.view.last.Strays, FreeDisk: freeDisk(a.cfg.Dir), Profile: a.profile,
+		Declaration: show.Declaration{Seq: held, Outcome: account.Outcome, Refused: account.Refused, TookMS: account.TookMS},
 	}
-	if at := a.conn.NATS().ConnectedAddr(); at != "" {
-		r.Bus.Address = at
-	}
-	if why != nil && !up {
+	switch {
+	case !up && why != nil:
 		r.Bus.Why = why.Error()
+	case up: // otherwise the client may be in the middle of a try, and would let us wait
+		if at := a.conn.NATS().ConnectedAddr(); at != "" {
+			r.Bus.Address = at
+		}
+	}
+	if account.Seq != held {
+		r.Declaration.RefusedSeq = account.Seq
 	}
 	if d := a.engine.Declared(); d != nil {
-		r.Declaration.Seq, r.Declaration.Drift = d.Seq, string(d.Drift)
+		r.Declaration.Drift = string(d.Drift)
 	}
 	if at := a.store.NewestAt(); !at.IsZero() {
 		r.Declaration.Accepted = at.UnixMilli()
 	}
 	return r
-}
-
-func (a *Agent) readProfile(ctx context.Context) {
-	if a.machine.Profile != nil {
-		a.profile = a.machine.Profile(ctx)
-	}
-}
-
-// bootID names this boot of the kernel (random(4)); empty when it cannot be told.
-func bootID() string {
-	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return ""
-	}
-	return strings.TrimSpace(string(b))
 }

@@ -28,17 +28,18 @@ func (l *Link) Fetch(ctx context.Context, a declaration.Artifact, from int, w io
 		b   []byte
 		err error
 	}
-	answers := make([]chan got, a.Chunks)
+	answers := [ahead]chan got{}
 	ask := func(n int) {
 		if n >= a.Chunks {
 			return
 		}
-		answers[n] = make(chan got, 1)
+		answer := make(chan got, 1)
+		answers[n%ahead] = answer
 		wg.Add(1)
 		go func() { // ends within fetchBound, or with ctx
 			defer wg.Done()
 			b, err := l.chunk(ctx, a, n)
-			answers[n] <- got{b, err}
+			answer <- got{b, err}
 		}()
 	}
 	for n := from; n < from+ahead; n++ {
@@ -47,11 +48,10 @@ func (l *Link) Fetch(ctx context.Context, a declaration.Artifact, from int, w io
 	for n := from; n < a.Chunks; n++ {
 		var g got
 		select {
-		case g = <-answers[n]:
+		case g = <-answers[n%ahead]:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
-		answers[n] = nil
 		if g.err != nil {
 			return fmt.Errorf("fetch chunk %d of %d of artifact %.12s: %w", n+1, a.Chunks, a.Digest, g.err)
 		}

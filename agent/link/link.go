@@ -56,8 +56,10 @@ type Config struct {
 	Outbox outbox
 	// Alive makes the heartbeat's content.
 	Alive func() report.Heartbeat
-	Clock clock.Clock
-	Log   *slog.Logger
+	// Emptied is called when all that waited was sent; nil for nobody. It must not block.
+	Emptied func()
+	Clock   clock.Clock
+	Log     *slog.Logger
 }
 
 // Link is one node's link to the bus.
@@ -65,6 +67,9 @@ type Link struct {
 	cfg   Config
 	heard *mailbox
 	send  chan struct{} // capacity 1: one look at the outbox pending is enough
+
+	mu   sync.Mutex // guards left; held while a heartbeat is handed over
+	left bool       // good-bye was said
 }
 
 // New makes a Link; Run starts it.
@@ -121,8 +126,12 @@ func (l *Link) follow(ctx context.Context) error {
 	}()
 	defer wg.Wait()
 	return l.cfg.Conn.Follow(ctx, subject.Declaration(l.cfg.Node), "", func(m *nats.Msg) {
+		if bus.Stray(m) {
+			return // a neighbour had its answer sent here
+		}
 		l.heard.put(Heard{Signed: m.Data, Pushed: true})
 	}, func() {
+		l.heard.anew()
 		select {
 		case look <- struct{}{}:
 		default:
@@ -175,8 +184,25 @@ func (l *Link) beat(ctx context.Context) error {
 	}
 }
 
-// Beat says h now.
+// Beat says h now, unless good-bye was said.
 func (l *Link) Beat(h report.Heartbeat) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.left {
+		return nil
+	}
+	return l.say(h)
+}
+
+// Leave says h as the last heartbeat: one that followed would make it void.
+func (l *Link) Leave(h report.Heartbeat) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.left = true
+	return l.say(h)
+}
+
+func (l *Link) say(h report.Heartbeat) error {
 	b, err := json.Marshal(h)
 	if err != nil {
 		return fmt.Errorf("heartbeat: %w", err)
@@ -186,7 +212,7 @@ func (l *Link) Beat(h report.Heartbeat) error {
 
 // sendAll sends what waits, in order, each until the stream has acknowledged it (BUS-12).
 func (l *Link) sendAll(ctx context.Context) error {
-	pause := retryMin
+	pause, said := retryMin, ""
 	for {
 		select {
 		case <-ctx.Done():
@@ -196,9 +222,15 @@ func (l *Link) sendAll(ctx context.Context) error {
 		for {
 			more, err := l.sendSome(ctx)
 			if err == nil {
-				pause = retryMin
+				if said != "" {
+					l.cfg.Log.Info("what waits is sent again")
+				}
+				pause, said = retryMin, ""
 				if more {
 					continue
+				}
+				if l.cfg.Emptied != nil {
+					l.cfg.Emptied()
 				}
 				break
 			}
@@ -208,7 +240,10 @@ func (l *Link) sendAll(ctx context.Context) error {
 			if errors.Is(err, bus.ErrAway) {
 				break // the next connect kicks
 			}
-			l.cfg.Log.Warn("send what waits, trying again", "err", err)
+			if said != err.Error() { // one that repeats is said once
+				said = err.Error()
+				l.cfg.Log.Warn("send what waits, trying again", "err", err)
+			}
 			select {
 			case <-ctx.Done():
 				return nil
@@ -235,20 +270,38 @@ func (l *Link) sendSome(ctx context.Context) (more bool, err error) {
 	return len(waiting) > 0, nil
 }
 
-// mailbox holds the newest value and hands it out; put never blocks.
+// mailbox holds the newest declaration and hands it out; put never blocks. Seqs are taken at their word
+// here: they order what comes on two ways, and the engine judges what is taken out.
 type mailbox struct {
-	mu  sync.Mutex // guards the exchange below
-	out chan Heard // capacity 1
+	mu     sync.Mutex // guards the exchange below
+	out    chan Heard // capacity 1
+	newest uint64     // of those sent since the subscription is in place
 }
 
 func newMailbox() *mailbox { return &mailbox{out: make(chan Heard, 1)} }
 
-func (m *mailbox) put(h Heard) {
+// anew notes that the subscription is in place again.
+func (m *mailbox) anew() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.newest = 0
+}
+
+func (m *mailbox) put(h Heard) {
+	seq := h.Signed.Claimed()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if h.Pushed {
+		m.newest = max(m.newest, seq)
+	} else if seq < m.newest {
+		return // it was read before the stream had the one that was sent
+	}
 	select {
 	case old := <-m.out:
-		// A pushed one that was not taken yet must still be answered, even when a read-back of the same
+		if before := old.Signed.Claimed(); before > seq {
+			h.Signed = old.Signed
+		}
+		// One that was sent and not taken yet must still be answered, even when a read-back of the same
 		// follows it.
 		h.Pushed = h.Pushed || old.Pushed
 	default:

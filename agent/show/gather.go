@@ -38,7 +38,9 @@ type Runtime struct {
 	Strays      []string
 	FreeDisk    int64
 	Profile     *report.Profile
-	At          int64
+	// Sending is how many messages of the outbox are on their way.
+	Sending int
+	At      int64
 }
 
 // Gather makes a Document from the store and what the daemon knows.
@@ -52,7 +54,7 @@ func Gather(ctx context.Context, s *state.Store, r Runtime) (*Document, error) {
 	if d.Problems, err = s.Problems(ctx, lastProblems); err != nil {
 		return nil, fmt.Errorf("read problems: %w", err)
 	}
-	d.Outbox.Depth = s.Depth()
+	d.Outbox.Depth = max(0, s.Depth()-r.Sending)
 	if d.Outbox.Dropped, err = s.Dropped(ctx); err != nil {
 		return nil, fmt.Errorf("read the outbox: %w", err)
 	}

@@ -42,12 +42,8 @@ func runCommand(at *places) *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("the watchdog's environment: %w", err)
 			}
-			digest, err := ownDigest()
-			if err != nil {
-				log.Warn("the agent's own file could not be read", "err", err)
-			}
 			return agent.Run(cmd.Context(), agent.Config{
-				Credential: cred, Dir: at.state, Run: at.run, Root: at.root, Digest: digest,
+				Credential: cred, Dir: at.state, Run: at.run, Root: at.root, Digest: ownDigest,
 				Clock: clock.Real(), Rand: rand.Reader, Log: log,
 				Machine: agent.OnHost(at.root, log),
 				Notify: func(state string) {

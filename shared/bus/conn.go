@@ -113,7 +113,10 @@ func Connect(ctx context.Context, o Options) (*Conn, error) {
 	}
 	c := &Conn{principal: o.Principal, log: o.Log, clk: o.Clock, once: o.Once, bound: PublishBound, since: o.Clock.Now(),
 		waiters: map[string]map[*waiter]struct{}{}, follows: map[*follow]struct{}{}, onState: map[int]func(bool){}, said: map[string]struct{}{}}
-	c.dialer = newDialer(ctx, cmp.Or(o.bound, connectBound), o.Lazy && !o.Once)
+	c.dialer = newDialer(ctx, cmp.Or(o.bound, connectBound), o.Lazy && !o.Once && o.InProcess == nil)
+	if c.dialer.lazy {
+		c.lastErr = errLater
+	}
 	opts, err := c.options(o)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the bus: %w", err)
@@ -129,6 +132,9 @@ func Connect(ctx context.Context, o Options) (*Conn, error) {
 	if err != nil {
 		c.dialer.end()
 		return nil, connectError(o, err)
+	}
+	if c.dialer.lazy {
+		return c, nil // to ask the client waits for the try that has just begun
 	}
 	if c.nc.IsConnected() {
 		c.firstUp()

@@ -14,16 +14,17 @@ import (
 type dialer struct {
 	dial func(network, address string) (net.Conn, error)
 	end  context.CancelFunc
+	lazy bool
 	// later lets the tries fail that the client makes before it returns, until it is to try in earnest.
 	later atomic.Bool
 }
 
-var errLater = errors.New("it is not tried yet")
+var errLater = errors.New("the first try is under way")
 
 // newDialer makes sockets until end is called, also after ctx.
 func newDialer(ctx context.Context, bound time.Duration, lazy bool) *dialer {
 	own, end := context.WithCancel(context.WithoutCancel(ctx))
-	d := &dialer{end: end}
+	d := &dialer{end: end, lazy: lazy}
 	d.later.Store(lazy)
 	d.dial = func(network, address string) (net.Conn, error) {
 		c, err := (&net.Dialer{Timeout: bound}).DialContext(own, network, address)

@@ -1,0 +1,308 @@
+package agent
+
+import (
+	"context"
+	"time"
+
+	"mesh/agent/apply"
+	"mesh/agent/link"
+	"mesh/agent/state"
+	"mesh/shared/refusal"
+	"mesh/shared/report"
+)
+
+const (
+	// reconcileEvery is how often everything is looked at, whatever the kernel and systemd tell (APP-6).
+	reconcileEvery = time.Minute
+	// debounce gathers the events of one change on the machine into one look.
+	debounce = 200 * time.Millisecond
+	// slowPass is when a pass that is not over yet is said to be under way.
+	slowPass = 2 * time.Second
+	// sentWithin is when a report that is not with the bus yet is said to wait.
+	sentWithin = time.Second
+	// againMin and againMax bound the pause before a pass that could not be made is tried again; againSoon
+	// is the shortest before a module is.
+	againMin, againMax, againSoon = 5 * time.Second, 5 * time.Minute, time.Second
+)
+
+// job is one pass over the machine.
+type job struct {
+	heard *link.Heard // nil: look
+	cause apply.Cause
+}
+
+type done struct {
+	job     job
+	result  apply.Result
+	err     error
+	profile *report.Profile // when it was read anew
+}
+
+// work runs passes one at a time. Whatever may hang on the machine does so here.
+func (a *Agent) work(ctx context.Context, jobs <-chan job, results chan<- done) error {
+	known := a.machine.Profile == nil
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case j := <-jobs:
+			d := done{job: j}
+			if j.heard != nil {
+				d.result, d.err = a.engine.Accept(ctx, j.heard.Signed)
+			} else {
+				d.result, d.err = a.engine.Pass(ctx, j.cause)
+			}
+			if !known || d.result.News && a.machine.Profile != nil { // by each apply (NOD-5)
+				known, d.profile = true, a.machine.Profile(ctx)
+			}
+			select {
+			case results <- d:
+			case <-ctx.Done():
+				return nil
+			}
+		}
+	}
+}
+
+// waiting is what is to be done. One pass is under way at a time; a declaration goes before a look.
+type waiting struct {
+	busy   bool
+	booted bool        // the machine was looked at once
+	look   apply.Cause // of the look that is due; "" for none
+	// heard could not be taken in, as on a full disk, and is tried again unless a newer one comes.
+	heard  *link.Heard
+	due    bool      // heard is to be tried now
+	failed int       // passes in a row that could not be made
+	again  time.Time // when to try again what could not
+}
+
+// next is the job to hand over now; ok is false when there is none, or one is under way. At boot the
+// machine is put in order before anything is heard.
+func (w *waiting) next(heard <-chan link.Heard) (j job, ok bool) {
+	if w.busy {
+		return job{}, false
+	}
+	if w.look != apply.Boot {
+		select {
+		case h := <-heard:
+			w.heard, w.due = &h, true
+		default:
+		}
+		if w.due {
+			return job{heard: w.heard}, true
+		}
+	}
+	return job{cause: w.look}, w.look != ""
+}
+
+// given notes that j is under way.
+func (w *waiting) given(j job) {
+	w.busy = true
+	if j.heard != nil {
+		w.heard, w.due = nil, false
+		return
+	}
+	w.look = ""
+}
+
+// want has a look made when nothing else is under way.
+func (w *waiting) want() {
+	switch {
+	case !w.booted:
+		w.look = apply.Boot
+	case w.look == "":
+		w.look = apply.Reconcile
+	}
+}
+
+// over takes in how a pass went and says how long to wait before the next try; 0 for nothing to try.
+func (w *waiting) over(d done, now time.Time) (pause time.Duration) {
+	w.busy = false
+	if d.err != nil {
+		if h := d.job.heard; h != nil {
+			w.heard = &link.Heard{Signed: h.Signed} // it is answered by now
+		}
+		w.again = now.Add(min(againMin<<min(w.failed, 10), againMax))
+		w.failed++
+	} else if w.booted = true; w.heard == nil {
+		w.failed = 0
+	}
+	if w.failed > 0 {
+		return max(w.again.Sub(now), againSoon)
+	}
+	if next := d.result.NextTry; !next.IsZero() {
+		return max(next.Sub(now), againSoon)
+	}
+	return 0
+}
+
+// retry has what failed tried again.
+func (w *waiting) retry() {
+	if w.heard != nil {
+		w.due = true
+		return
+	}
+	w.want()
+}
+
+// timers are when the loop wakes up by itself; a nil one is not set.
+type timers struct{ later, retry, slow, sent <-chan time.Time }
+
+// loop is the daemon's one goroutine of state.
+func (a *Agent) loop(ctx context.Context, jobs chan<- job, results <-chan done, failed <-chan error) error {
+	minute, stopMinute := a.cfg.Clock.Every(reconcileEvery)
+	defer stopMinute()
+	watchdog, stopWatchdog := a.watchdog()
+	defer stopWatchdog()
+	moved, forget := a.moved()
+	defer forget()
+	a.status(ctx)
+	a.cfg.Notify("READY=1")
+	w, t := waiting{look: apply.Boot}, timers{} // what was declared before comes first
+	for {
+		var give chan<- job
+		var heard <-chan link.Heard
+		offer, ok := w.next(a.link.Heard())
+		if ok {
+			give = jobs
+		} else if !w.busy {
+			heard = a.link.Heard()
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-failed:
+			return err
+		case <-watchdog:
+			a.cfg.Notify("WATCHDOG=1")
+		case give <- offer:
+			w.given(offer)
+			t.slow = a.cfg.Clock.After(slowPass)
+		case h := <-heard:
+			w.heard, w.due = &h, true
+		case d := <-results:
+			t.slow, t.retry = nil, nil
+			if pause := w.over(d, a.cfg.Clock.Now()); pause > 0 {
+				t.retry = a.cfg.Clock.After(pause)
+			}
+			if sent := a.after(ctx, d); sent {
+				t.sent = a.cfg.Clock.After(sentWithin)
+			}
+		case <-t.sent: // or it was not
+			t.sent = nil
+			a.waits(ctx)
+		case <-a.emptied:
+			a.waits(ctx)
+		case <-t.slow:
+			t.slow = nil
+			a.underWay(ctx)
+		case <-minute:
+			w.want()
+		case <-a.machine.Changed:
+			if t.later == nil {
+				t.later = a.cfg.Clock.After(debounce)
+			}
+		case <-t.later:
+			t.later = nil
+			w.want()
+		case <-t.retry:
+			t.retry = nil
+			w.retry()
+		case <-moved:
+			a.status(ctx)
+			if _, account := a.account(); account.Outcome == report.Failed {
+				w.want() // it may have been the bus that it lacked
+			}
+		}
+	}
+}
+
+// moved says when the bus came or went.
+func (a *Agent) moved() (moved <-chan struct{}, forget func()) {
+	c := make(chan struct{}, 1) // one look at the state pending is enough
+	forget = a.conn.OnState(func(bool) {
+		select {
+		case c <- struct{}{}:
+		default:
+		}
+	})
+	<-c // it was told the state of now, which the caller writes anyway
+	return c, forget
+}
+
+func (a *Agent) watchdog() (<-chan time.Time, func()) {
+	if a.cfg.Watchdog <= 0 {
+		return nil, func() {}
+	}
+	return a.cfg.Clock.Every(a.cfg.Watchdog / 2)
+}
+
+// after takes in how a pass went: it is remembered, shown, and reported when it is news.
+// It returns whether a report was handed over.
+func (a *Agent) after(ctx context.Context, d done) (sent bool) {
+	if ctx.Err() != nil {
+		return false // the next life looks again
+	}
+	if d.profile != nil {
+		a.profile = d.profile
+	}
+	if d.err != nil {
+		a.broken(ctx, d)
+	} else {
+		a.view.take(d)
+		a.drift = append(a.drift, d.result.Drift...)
+		if n := len(a.drift) - state.MaxDrift; n > 0 { // the store takes no reports
+			a.drift = a.drift[n:]
+		}
+	}
+	made := a.say(ctx, d.job.heard != nil && d.job.heard.Pushed)
+	a.sending = 0
+	if up, _, _ := a.conn.State(); up && made {
+		a.sending, sent = 1, true
+	}
+	a.status(ctx)
+	return sent
+}
+
+// waits writes the status anew when it says otherwise of what waits to be sent.
+func (a *Agent) waits(ctx context.Context) {
+	a.sending = 0
+	if a.store.Depth() != a.shown {
+		a.status(ctx)
+	}
+}
+
+// broken is a pass that could not be made at all.
+func (a *Agent) broken(ctx context.Context, d done) {
+	seq, _ := a.store.Newest()
+	r := refusal.Of(d.err)
+	if r == nil {
+		r = &refusal.Refusal{What: "a pass over this machine", Why: d.err.Error(),
+			Do: `it is tried again by itself; look at the disk, and at "journalctl -u mesh-agent"`}
+	}
+	if !a.view.fail(note{max(seq, d.result.RefusedSeq), r, d.job.heard != nil}) {
+		return
+	}
+	a.cfg.Log.Error("a pass could not be made; it is tried again", "err", d.err)
+	if err := a.store.AddProblem(ctx, r.What+": "+r.Why); err != nil {
+		a.cfg.Log.Error("a problem could not be remembered", "err", err)
+	}
+}
+
+// underWay says that a pass takes long, when it is about a declaration that was accepted.
+func (a *Agent) underWay(ctx context.Context) {
+	a.status(ctx)
+	if _, account := a.account(); account.Outcome == report.Applying {
+		a.say(ctx, false)
+	}
+}
+
+// say reports what is news, or logs what kept it from that.
+func (a *Agent) say(ctx context.Context, answer bool) (made bool) {
+	a.owed = a.owed || answer
+	made, err := a.report(ctx)
+	if err != nil && ctx.Err() == nil {
+		a.cfg.Log.Error("no report could be made; it is tried again", "err", err)
+	}
+	return made
+}
