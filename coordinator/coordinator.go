@@ -172,7 +172,7 @@ func (c *Coordinator) startBus(ctx context.Context, mesh records.Mesh, listen st
 	if err != nil {
 		return err
 	}
-	return bus.Assert(ctx, js, bus.Streams(1))
+	return bus.Assert(ctx, js, bus.Streams(1, c.broker.Room()))
 }
 
 // parts makes what works on the bus.

@@ -250,13 +250,13 @@ func Compose(ps []Principal) (List, []Left, error) {
 // Digest is equal for equal lists: an unchanged list causes no reload.
 func (l List) Digest() string {
 	h := sha256.New()
-	var n [4]byte
+	var b []byte
 	add := func(s string) {
-		binary.BigEndian.PutUint32(n[:], uint32(len(s)))
-		h.Write(n[:]) // a hash never fails
-		h.Write([]byte(s))
+		b = binary.BigEndian.AppendUint32(b, uint32(len(s)))
+		b = append(b, s...)
 	}
 	for _, u := range l.Users {
+		b = b[:0]
 		add(u.Key)
 		add(string(u.Account))
 		for _, s := range u.Publish {
@@ -267,6 +267,7 @@ func (l List) Digest() string {
 			add(s)
 		}
 		add("")
+		h.Write(b) // a hash never fails
 	}
 	return hex.EncodeToString(h.Sum(nil))
 }
