@@ -8,8 +8,10 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -231,3 +233,57 @@ func TestFetch(t *testing.T) {
 type failing struct{ err error }
 
 func (f failing) Write([]byte) (int, error) { return 0, f.err }
+
+func TestNothingIsSaidAfterGoodBye(t *testing.T) {
+	b := testbus.Start(t, testbus.Node("n1"))
+	core := b.Connect(t, "coordinator")
+	beats := make(chan string, 4)
+	if _, err := core.NATS().Subscribe(subject.Heartbeat(subject.Each), func(m *nats.Msg) { beats <- string(m.Data) }); err != nil {
+		t.Fatal(err)
+	}
+	if err := core.NATS().Flush(); err != nil {
+		t.Fatal(err)
+	}
+	n1 := b.Connect(t, "node-n1")
+	l := link.New(link.Config{Node: "n1", Conn: n1, Clock: clock.Real(), Log: slog.New(slog.DiscardHandler)})
+	if err := errors.Join(l.Beat(report.Heartbeat{At: 1}), l.Leave(report.Heartbeat{At: 2, Leaving: "shutdown"}), l.Beat(report.Heartbeat{At: 3})); err != nil {
+		t.Fatal(err)
+	}
+	if err := n1.Say(subject.Heartbeat("n1"), []byte("end")); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for len(got) == 0 || got[len(got)-1] != "end" {
+		got = append(got, waitfor.Value(t, "what was said", soon, beats))
+	}
+	if want := []string{`{"at":1,"seq":0}`, `{"at":2,"seq":0,"leaving":"shutdown"}`, "end"}; !slices.Equal(got, want) {
+		t.Errorf("said %q, want %q", got, want)
+	}
+}
+
+// stopper ends the fetch when its first chunk comes.
+type stopper struct{ stop func() }
+
+func (s stopper) Write(b []byte) (int, error) { s.stop(); return len(b), nil }
+
+func TestAFetchEndsWithItsContext(t *testing.T) {
+	content := make([]byte, 6*bundle.ChunkSize)
+	sum := sha256.Sum256(content)
+	a := declaration.Artifact{Digest: hex.EncodeToString(sum[:]), Size: int64(len(content)), Chunks: 6}
+	b := testbus.Start(t, testbus.Node("n1", a.Digest), testbus.Operator("ada"))
+	ada := b.Connect(t, "operator-ada")
+	for n := range a.Chunks {
+		if err := ada.Publish(t.Context(), subject.Chunk(a.Digest, n), content[:bundle.ChunkSize], ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l := link.New(link.Config{Node: "n1", Conn: b.Connect(t, "node-n1"), Clock: clock.Real(), Log: slog.New(slog.DiscardHandler)})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	if err := l.Fetch(ctx, a, 0, stopper{cancel}); !errors.Is(err, context.Canceled) {
+		t.Errorf("it ended with %v", err)
+	}
+	if err := l.Fetch(t.Context(), declaration.Artifact{Digest: a.Digest, Size: 8 << 30, Chunks: 1 << 33}, 0, io.Discard); err == nil {
+		t.Error("an artifact of more chunks than bytes was fetched")
+	}
+}
