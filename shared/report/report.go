@@ -150,7 +150,8 @@ type Problem struct {
 	Text string `json:"text"`
 }
 
-// Decode reads a report that came on node's subject.
+// Decode reads a report that came on node's subject. Control characters in its words are replaced: they are
+// for people's terminals.
 func Decode(b []byte, node subject.Node) (*Report, error) {
 	if len(b) > MaxSize {
 		return nil, fmt.Errorf("the report of %s has %d bytes, the bound is %d", node, len(b), MaxSize)
@@ -184,6 +185,7 @@ func Decode(b []byte, node subject.Node) (*Report, error) {
 			return nil, fmt.Errorf("the report of %s: %w", node, err)
 		}
 	}
+	clean(b, &r)
 	r.shorten()
 	return &r, nil
 }
@@ -249,5 +251,6 @@ func DecodeHeartbeat(b []byte) (Heartbeat, error) {
 		return h, fmt.Errorf("a heartbeat of %d bytes", len(b))
 	}
 	err := strict.Decode(b, &h)
+	clean(b, &h)
 	return h, err
 }

@@ -1,6 +1,7 @@
 package report_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"math"
 	"strings"
@@ -32,6 +33,42 @@ func TestDecode(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), tt.says) {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+func TestWordsOfANodeDoNotDriveATerminal(t *testing.T) {
+	evil := "a\x1b[2Jb\rc\bd\x7fe\u009b31mf\u202eg\u2028h\x00i"
+	good := "Grüße, 日本\n\tend \\\\u \\ \"x\""
+	for name, tt := range map[string]struct{ in, want string }{
+		"evil": {evil, "a�[2Jb�c�d�e�31mf�g�h�i"},
+		"good": {good, good},
+	} {
+		r := report.Report{Format: 1, Mesh: "m", Node: "db1", Number: 3, Apply: report.Apply{Outcome: report.Failed, Refused: &refusal.Refusal{What: tt.in, Why: "x", Do: "y"}},
+			Profile: &report.Profile{Hostname: tt.in, Capabilities: []string{tt.in}}, Problems: []report.Problem{{Text: tt.in}}, Modules: []report.Module{{Name: "notes", Detail: tt.in}}}
+		for _, escaped := range []bool{true, false} { // by encoding/json, and raw where JSON allows it
+			var b bytes.Buffer
+			e := json.NewEncoder(&b)
+			e.SetEscapeHTML(escaped)
+			if err := e.Encode(r); err != nil {
+				t.Fatal(err)
+			}
+			text := b.String()
+			if !escaped {
+				text = strings.ReplaceAll(strings.ReplaceAll(text, `\u007f`, "\x7f"), `\u2028`, "\u2028")
+			}
+			got, err := report.Decode([]byte(text), "db1")
+			if err != nil {
+				t.Fatal(err)
+			}
+			for where, have := range map[string]string{"a refusal": got.Apply.Refused.What, "the host name": got.Profile.Hostname, "a list": got.Profile.Capabilities[0], "a problem": got.Problems[0].Text, "a detail": got.Modules[0].Detail} {
+				if have != tt.want {
+					t.Errorf("%s in %s: %q, want %q", name, where, have, tt.want)
+				}
+			}
+		}
+	}
+	if h, err := report.DecodeHeartbeat([]byte(`{"at":1,"seq":2,"leaving":"\u001b[31m"}`)); err != nil || h.Leaving != "�[31m" {
+		t.Errorf("a heartbeat: %q, %v", h.Leaving, err)
 	}
 }
 
