@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"mesh/agent/apply"
+	"mesh/agent/host/systemd"
 	"mesh/agent/resource"
 	"mesh/agent/state"
 	"mesh/shared/bundle"
@@ -36,11 +37,13 @@ import (
 // outlives the agent as the real one does.
 type bed struct {
 	dir     string
+	real    bool // the machine this runs on: its own files and its own systemd
 	clock   *clock.Fake
 	keys    keys
 	store   *state.Store
 	engine  *apply.Engine
 	units   *paperUnits
+	systemd *systemd.Conn // when real
 	filter  apply.Filter
 	reserve int64
 	workers int
@@ -53,7 +56,12 @@ type bed struct {
 type keys struct{ Signer, Curve credential.Seed }
 
 func (b *bed) path(p string) string { return filepath.Join(b.dir, p) }
-func (b *bed) root(p string) string { return filepath.Join(b.dir, "root", p) }
+func (b *bed) root(p string) string {
+	if b.real {
+		return filepath.Join("/", p)
+	}
+	return filepath.Join(b.dir, "root", p)
+}
 
 // newBed makes a machine.
 func newBed(t testing.TB) *bed {
@@ -103,12 +111,16 @@ func (b *bed) start() error {
 	if b.clock == nil {
 		b.clock = clock.NewFake(clock.Real().Now())
 	}
+	var clk clock.Clock = b.clock
+	if b.real {
+		clk = clock.Real()
+	}
 	log := slog.New(slog.DiscardHandler)
 	if testing.Verbose() {
 		log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}
 	var err error
-	b.store, err = state.Open(context.Background(), state.Config{Path: b.path("state/state.db"), Clock: b.clock, Rand: rand.Reader, Log: log})
+	b.store, err = state.Open(context.Background(), state.Config{Path: b.path("state/state.db"), Clock: clk, Rand: rand.Reader, Log: log})
 	if err != nil {
 		return err
 	}
@@ -117,15 +129,25 @@ func (b *bed) start() error {
 		return err
 	}
 	b.units = &paperUnits{bed: b}
-	b.engine, err = apply.New(apply.Config{
-		Store: b.store, Node: "n1", Mesh: "m1", Verifier: signer.Verifier(), Curve: b.keys.Curve, Root: b.path("root"), BundleDir: b.path("state/bundles"),
+	c := apply.Config{
+		Store: b.store, Node: "n1", Mesh: "m1", Verifier: signer.Verifier(), Curve: b.keys.Curve, Root: b.root("/"), BundleDir: b.path("state/bundles"),
 		Host: apply.Host{Units: b.units, Runner: paperRunner{b}, Machine: resource.Machine{Arch: "amd64", OS: "debian"}}, Fetch: b.fetch, Filter: b.filter,
-		Clock: b.clock, Rand: rand.Reader, Log: log, Workers: b.workers, Settle: time.Millisecond, Reserve: b.reserve, FailPoint: b.point,
-	})
+		Clock: clk, Rand: rand.Reader, Log: log, Workers: b.workers, Settle: time.Millisecond, Reserve: b.reserve, FailPoint: b.point,
+	}
+	if b.real {
+		b.systemd = systemd.New(clk)
+		c.Host.Units, c.Host.Runner, c.Settle = b.systemd, b.systemd, 0
+	}
+	b.engine, err = apply.New(c)
 	return err
 }
 
-func (b *bed) stop() error { return errors.Join(b.engine.Close(), b.store.Close()) }
+func (b *bed) stop() error {
+	if b.systemd != nil {
+		b.systemd.Close()
+	}
+	return errors.Join(b.engine.Close(), b.store.Close())
+}
 
 func (b *bed) open(t testing.TB) {
 	t.Helper()

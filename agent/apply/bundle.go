@@ -345,11 +345,11 @@ func named(err error, s plan.Step) error {
 	case refusal.Of(err) != nil:
 		return err
 	case noSpace(err):
-		return fmt.Errorf("%w: %w", refusal.New(what, "disk full: "+err.Error(), "free some space; it is tried again by itself"), err)
+		return refusal.Because(err, what, "disk full: "+err.Error(), "free some space; it is tried again by itself")
 	case errors.Is(err, file.ErrReadOnly) || errors.Is(err, unix.EROFS):
-		return fmt.Errorf("%w: %w", refusal.New(what, "read-only file system: "+err.Error(), "look at the disk (dmesg) and mount it writable; it is tried again by itself"), err)
+		return refusal.Because(err, what, "read-only file system: "+err.Error(), "look at the disk (dmesg) and mount it writable; it is tried again by itself")
 	case errors.Is(err, file.ErrImmutable):
-		return fmt.Errorf("%w: %w", refusal.New(what, err.Error(), "see lsattr, and chattr -i if nobody means it"), err)
+		return refusal.Because(err, what, err.Error(), "see lsattr, and chattr -i if nobody means it")
 	}
 	return err
 }

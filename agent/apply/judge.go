@@ -140,7 +140,7 @@ func (r *run) modules(states map[string]plan.Unit, paused map[subject.Module]str
 		mod := report.Module{Name: m.Name, Build: m.Build, State: report.Running}
 		u := r.unitsOf(m.Name, states)
 		mod.Restarts = u.restarts
-		err := cmp.Or(r.w.unreadable[m.Name], r.w.plan.Failed[m.Name], r.failed[m.Name])
+		err := r.why(m.Name)
 		switch {
 		case err != nil:
 			mod.State, mod.Detail = report.Broken, oneLine(err)
@@ -164,6 +164,11 @@ func (r *run) modules(states map[string]plan.Unit, paused map[subject.Module]str
 		out = append(out, mod)
 	}
 	return out
+}
+
+// why is what kept a module from being brought in order.
+func (r *run) why(m subject.Module) error {
+	return cmp.Or(r.w.unreadable[m], r.w.plan.Failed[m], r.failed[m])
 }
 
 // setPause lets a module that failed wait longer each time, and forgets the pause of one that is well.
@@ -311,6 +316,9 @@ func (e *Engine) blame(r *run, result *Result, filterErr error) {
 		case report.Pending:
 			pending = true
 		default:
+			if r := refusal.Of(r.why(m.Name)); r != nil {
+				failed(r.What, r.Why, r.Do)
+			}
 			failed("module "+string(m.Name), m.Detail, "see mesh-agent show "+string(m.Name)+"; it is tried again by itself")
 		}
 	}

@@ -36,6 +36,8 @@ func (r *run) live(states map[string]plan.Unit) {
 		}
 		v, proved := r.started[res.Unit.Name]
 		switch {
+		case have.Sub == "auto-restart" && have.Result == "success" && l.why != "":
+			l.died = now // systemd forgets the result for a moment when it starts a unit
 		case have.Active == "failed" || have.Sub == "auto-restart":
 			l.died, l.why = now, ended(have)
 		case proved && !v.OK && have.Running():

@@ -11,6 +11,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"mesh/shared/credential"
 	"mesh/shared/declaration"
@@ -41,7 +42,7 @@ func Decode(d *declaration.Declaration) ([]manifest.Manifest, error) {
 		if errors.Is(err, strict.ErrUnknownField) {
 			do = "upgrade the agent on this machine: the coordinator is newer"
 		}
-		return nil, fmt.Errorf("%w: %w", refusal.New("a declaration", fmt.Sprintf("%s (module %s): %v", at, m.Name, err), do), err)
+		return nil, refusal.Because(err, "a declaration", fmt.Sprintf("%s (module %s): %v", at, m.Name, err), do)
 	}
 	return out, nil
 }
@@ -195,13 +196,16 @@ func expandModule(in Input, m *declaration.Module, plain *manifest.Manifest) ([]
 		return nil, refusal.New("module "+string(m.Name), "its manifest is of module "+string(plain.Module), "register the module again")
 	}
 	if err := plain.Check(); err != nil {
-		return nil, fmt.Errorf("%w: %w", refusal.New("the manifest of module "+string(m.Name), err.Error(), "correct it and register the module again"), err)
+		return nil, refusal.Because(err, "the manifest of module "+string(m.Name), err.Error(), "correct it and register the module again")
 	}
 	if err := meets(in.Machine, plain); err != nil {
 		return nil, err
 	}
 	filled, err := plain.Fill(lookup(in, m, plain))
 	if err != nil {
+		return nil, err
+	}
+	if err := sayable(filled); err != nil {
 		return nil, err
 	}
 	if plain.Build.Bundle != nil && m.Artifact == nil {
@@ -214,6 +218,34 @@ func expandModule(in Input, m *declaration.Module, plain *manifest.Manifest) ([]
 	e.files()
 	e.units()
 	return e.out, nil
+}
+
+// sayable refuses values that systemd would pass over in silence: the program would run without the variable,
+// or without all those of its file. A file may hold any bytes.
+func sayable(m *manifest.Manifest) error {
+	check := func(what, text string) error {
+		if utf8.ValidString(text) && !strings.ContainsRune(text, 0) {
+			return nil
+		}
+		return refusal.New(what+" of module "+string(m.Module), "what is filled in holds a zero byte, or is no UTF-8 text",
+			"set another value, or have it in a file")
+	}
+	var errs []error
+	env := func(of string, vars map[string]string) {
+		for _, k := range slices.Sorted(maps.Keys(vars)) {
+			errs = append(errs, check("env "+k+" of "+of, vars[k]))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(m.Run.Processes)) {
+		env("process "+name, m.Run.Processes[name].Env)
+	}
+	for _, name := range slices.Sorted(maps.Keys(m.Run.Timers)) {
+		env("timer "+name, m.Run.Timers[name].Env)
+	}
+	for _, name := range slices.Sorted(maps.Keys(m.Run.Units)) {
+		errs = append(errs, check("unit "+name, m.Run.Units[name].Content))
+	}
+	return errors.Join(errs...)
 }
 
 func lookup(in Input, m *declaration.Module, plain *manifest.Manifest) manifest.Lookup {

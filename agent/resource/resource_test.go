@@ -249,6 +249,14 @@ func TestOneModuleFailsAlone(t *testing.T) {
 			m.Run.Files[0].Content, m.Run.Files[0].Mode = "${secret:key}", "0600"
 			m.Secrets = map[string]manifest.Secret{"key": {}}
 		}), []string{"module bad", "/etc/bad", "key"}},
+		{"a setting no environment can hold", func() declaration.Module {
+			m := bad(func(m *manifest.Manifest) {
+				m.Run.Processes = map[string]manifest.Process{"p": {Exec: []string{"/bin/p"}, Env: map[string]string{"X": "${setting:x}"}}}
+				m.Settings = map[string]manifest.Setting{"x": {}}
+			})
+			m.Settings = map[string]string{"x": "a\x00b"}
+			return m
+		}(), []string{"module bad", "env X", "process p"}},
 		{"another machine is needed", bad(func(m *manifest.Manifest) { m.Needs.Arch = []manifest.Arch{"s390x"} }), []string{"amd64", "s390x"}},
 		{"the file of another module", bad(func(m *manifest.Manifest) { m.Run.Files[0].Path = "/etc/aaa" }), []string{"file:/etc/aaa", "module aaa"}},
 		{"no artifact", func() declaration.Module {

@@ -24,6 +24,19 @@ func Newf(what, do, why string, args ...any) error {
 	return &Refusal{What: what, Why: fmt.Sprintf(why, args...), Do: do}
 }
 
+// Because is New that keeps the cause for errors.Is; its words are the refusal's alone.
+func Because(cause error, what, why, do string) error {
+	return &caused{Refusal{What: what, Why: why, Do: do}, cause}
+}
+
+type caused struct {
+	Refusal
+	cause error
+}
+
+// Unwrap gives both.
+func (c *caused) Unwrap() []error { return []error{&c.Refusal, c.cause} }
+
 // Error is the refusal in two lines.
 func (r *Refusal) Error() string {
 	s := "refused: " + r.What

@@ -95,7 +95,7 @@ func (c *Conn) States(ctx context.Context, units []string) (map[string]UnitState
 			return err
 		}
 		for name, u := range listed {
-			if err := s.fill(ctx, &u); err != nil {
+			if err := c.fill(ctx, s, &u); err != nil {
 				return err
 			}
 			out[name] = u
@@ -150,6 +150,17 @@ type job struct {
 type property struct {
 	name string
 	into any
+}
+
+// fill is the session's, for a few units at once.
+func (c *Conn) fill(ctx context.Context, s *session, u *UnitState) error {
+	select {
+	case c.asking <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	defer func() { <-c.asking }()
+	return s.fill(ctx, u)
 }
 
 // fill asks for the single properties, all at once over the one socket: fetching all of a unit's
@@ -252,8 +263,11 @@ func (c *Conn) Settle(ctx context.Context, start JobResult, d time.Duration) (Ve
 			last = true
 		case <-ticks:
 		}
-		var err error
-		if seen, err = c.state(ctx, unit); err != nil {
+		now, err := c.List(ctx, []string{unit}) // one question; all of them where it shows a change, and at the end
+		if n := now[unit]; err == nil && (last || n.Load != seen.Load || n.Active != seen.Active || n.Sub != seen.Sub) {
+			seen, err = c.state(ctx, unit)
+		}
+		if err != nil {
 			return Judge(start, seen), fmt.Errorf("settle %s: %w", unit, err)
 		}
 	}

@@ -60,7 +60,13 @@ type Conn struct {
 	busAddress, private string
 	// slot holds the session, or nil; whoever takes it out is the one who may dial.
 	slot chan *session
+	// asking bounds the units whose properties are asked for at once.
+	asking chan struct{}
 }
+
+// maxAsking keeps the questions under way below what dbus-daemon lets one connection have (128 on the
+// system bus): the one too many is refused. A unit is some 17 of them.
+const maxAsking = 4
 
 // session is one life of the connection.
 type session struct {
@@ -76,7 +82,7 @@ func New(clk clock.Clock) *Conn {
 	if address == "" {
 		address = "unix:path=/run/dbus/system_bus_socket"
 	}
-	c := &Conn{clock: clk, busAddress: address, private: "unix:path=" + privateSocket, slot: make(chan *session, 1)}
+	c := &Conn{clock: clk, busAddress: address, private: "unix:path=" + privateSocket, slot: make(chan *session, 1), asking: make(chan struct{}, maxAsking)}
 	c.slot <- nil
 	return c
 }
