@@ -267,8 +267,8 @@ func (w *batch) object(o object) {
 
 func (w *batch) rule(o object) {
 	r := o.Rule
-	var body batch
-	body = batch{t: w.t, what: map[uint32]string{}, log: w.log}
+
+	body := batch{t: w.t, what: map[uint32]string{}, log: w.log}
 	for _, e := range r.Expr {
 		w.part(&body, r.Family, r.Table, r.Chain, e)
 	}
