@@ -124,14 +124,14 @@ func (c *Coordinator) start(ctx context.Context) (err error) {
 	if c.keys, err = keys.Load(c.cfg.Dir, c.cfg.Clock.Now(), c.cfg.Rand); err != nil {
 		return err
 	}
-	if c.records, err = records.Open(ctx, filepath.Join(c.cfg.Dir, keys.RecordsFile), records.Options{Clock: c.cfg.Clock, Rand: c.cfg.Rand}); err != nil {
-		return err
-	}
-	mesh, err := c.records.Mesh(ctx)
+	own, err := c.keys.Coordinator.Seed.Public()
 	if err != nil {
 		return err
 	}
-	own, err := c.keys.Coordinator.Seed.Public()
+	if c.records, err = records.Open(ctx, filepath.Join(c.cfg.Dir, keys.RecordsFile), records.Options{Clock: c.cfg.Clock, Rand: c.cfg.Rand, Own: own}); err != nil {
+		return err
+	}
+	mesh, err := c.records.Mesh(ctx)
 	if err != nil {
 		return err
 	}
@@ -205,7 +205,8 @@ func (c *Coordinator) parts(mesh records.Mesh) (err error) {
 }
 
 // restore sends what the records hold and the bus does not: a push that a kill cut off, or what a power
-// cut took from the streams, which are not synced.
+// cut took from the streams, which are not synced. What the bus holds and the records do not know of is
+// not sent below.
 func (c *Coordinator) restore(ctx context.Context) error {
 	kept, err := c.records.DeclaredSeqs(ctx)
 	if err != nil {
@@ -215,34 +216,90 @@ func (c *Coordinator) restore(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var missing []subject.Node
-	for n, seq := range kept {
-		switch {
-		case there[n] < seq:
-			missing = append(missing, n)
-		case there[n] > seq:
-			c.cfg.Log.Error("the bus holds a newer declaration than the records, which were restored from an older copy",
-				"node", n, "seq", there[n], "records", seq)
-		}
-	}
 	if err := c.purge(ctx, kept, there); err != nil {
 		return err
 	}
-	if len(missing) == 0 {
-		return nil
-	}
-	items := make([]push.Item, 0, len(missing))
-	err = c.records.DeclaredTexts(ctx, missing, func(n subject.Node, seq uint64, signed declaration.Signed) error {
-		builds, err := buildsIn(signed)
-		items = append(items, push.Item{Node: n, Seq: seq, Signed: signed, Builds: builds})
+	if err := c.raise(ctx, kept, there); err != nil {
 		return err
-	})
+	}
+	unrecorded, err := c.records.Unrecorded(ctx)
 	if err != nil {
+		return err
+	}
+	var missing, sent []subject.Node
+	for n, seq := range kept {
+		if there[n] < seq {
+			missing = append(missing, n)
+		} else if there[n] == seq && unrecorded[n] == seq {
+			sent = append(sent, n)
+		}
+	}
+	if err := c.recordSent(ctx, sent); err != nil {
+		return err
+	}
+	items, err := c.items(ctx, missing)
+	if err != nil || len(items) == 0 {
 		return err
 	}
 	p := c.push.Start("coordinator", "the bus did not hold them when the coordinator started", items)
 	c.cfg.Log.Info("declarations are sent again that the bus did not hold", "push", p.ID, "nodes", len(items))
 	return nil
+}
+
+// items are the last declarations of these nodes.
+func (c *Coordinator) items(ctx context.Context, names []subject.Node) ([]push.Item, error) {
+	if len(names) == 0 {
+		return nil, nil
+	}
+	items := make([]push.Item, 0, len(names))
+	err := c.records.DeclaredTexts(ctx, names, func(n subject.Node, seq uint64, signed declaration.Signed) error {
+		builds, err := buildsIn(signed)
+		items = append(items, push.Item{Node: n, Seq: seq, Signed: signed, Builds: builds})
+		return err
+	})
+	return items, err
+}
+
+// recordSent records sends that are on the bus and not in the records: the disk was full, or a kill came
+// between the two.
+func (c *Coordinator) recordSent(ctx context.Context, names []subject.Node) error {
+	items, err := c.items(ctx, names)
+	if err != nil {
+		return err
+	}
+	sends := make([]records.Send, len(items))
+	for i, it := range items {
+		sends[i] = records.Send{Node: it.Node, Seq: it.Seq, Builds: it.Builds}
+	}
+	return c.records.RecordSends(ctx, sends)
+}
+
+// raise sees to it that no seq is given again which the bus holds: the records may have been restored from
+// an older copy, and nodes refuse what is older than they have.
+func (c *Coordinator) raise(ctx context.Context, kept, there map[subject.Node]uint64) error {
+	nodes, err := c.records.Nodes(ctx)
+	if err != nil {
+		return err
+	}
+	higher := map[subject.Node]uint64{}
+	known := make(map[subject.Node]bool, len(nodes))
+	for _, n := range nodes {
+		known[n.Name] = true
+		if there[n.Name] > kept[n.Name] {
+			higher[n.Name] = there[n.Name]
+			c.cfg.Log.Warn("the bus holds a newer declaration than the records, which are an older copy: the next push goes past it",
+				"node", n.Name, "seq", there[n.Name], "records", kept[n.Name])
+		}
+	}
+	for n, seq := range there {
+		if !known[n] {
+			c.cfg.Log.Error("the bus holds the declaration of a node that the records do not know: they are an older copy, and it has to be enrolled again", "node", n, "seq", seq)
+		}
+	}
+	if len(higher) == 0 {
+		return nil
+	}
+	return c.records.Raise(ctx, records.By{Who: "coordinator", Why: "the bus holds newer declarations than these records: they are an older copy"}, higher)
 }
 
 // purge takes declarations of removed nodes off the bus that a kill left there. One that the records never

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -167,5 +168,61 @@ func TestAReportDuringARestartIsNotLost(t *testing.T) {
 	})
 	if _, err := c.Watch(t.Context(), p, soon, nil); err == nil {
 		t.Error("a push from before the start is said to be remembered")
+	}
+}
+
+// TestRecordsFromAnOlderCopy: seqs never go back, and the first push after it is applied.
+func TestRecordsFromAnOlderCopy(t *testing.T) {
+	t.Parallel()
+	m := newMesh(t)
+	m.log = &lines{}
+	m.serve(t)
+	c := m.client(t, m.operator)
+	x, young := newMachine(t, "db1"), newMachine(t, "db2")
+	x.join(t, c)
+	push := func(why string) uint64 {
+		t.Helper()
+		ask[controller.NodeSetAnswer](t, c, controller.NodeSet, controller.NodeSetAsk{Node: "db1", Set: map[string]string{"tunnel": why}})
+		ask[controller.Push](t, c, controller.PushSend, controller.PushAsk{All: true, Why: why})
+		return waitfor.Value(t, "the declaration "+why, soon, x.decisions).Seq
+	}
+	push("wg1")
+	c.Close()
+	m.stop()
+	db := filepath.Join(m.dir, keys.RecordsFile)
+	copied, err := os.ReadFile(db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.serve(t)
+	c = m.client(t, m.operator)
+	young.join(t, c)
+	push("wg2")
+	last := push("wg3")
+	c.Close()
+	m.stop()
+	for _, name := range []string{db + "-wal", db + "-shm"} {
+		if err := os.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(db, copied, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m.serve(t)
+	c = m.client(t, m.operator)
+	if m.log.count("which are an older copy: the next push goes past it") != 1 || m.log.count("it has to be enrolled again") != 1 {
+		t.Errorf("the log does not say what happened:\n%s", m.log)
+	}
+	nodes := ask[controller.NodesAnswer](t, c, controller.Nodes, controller.Nothing{}).Nodes
+	if len(nodes) != 1 || nodes[0].State != controller.NodeBehind || !strings.Contains(nodes[0].Why, "they are an older copy") {
+		t.Errorf("the nodes are %+v", nodes)
+	}
+	p := ask[controller.Push](t, c, controller.PushSend, controller.PushAsk{All: true, Why: "after it"})
+	if d := waitfor.Value(t, "the declaration after it", soon, x.decisions); d.Seq <= last {
+		t.Errorf("it has seq %d, the node had %d", d.Seq, last)
+	}
+	if p, err := c.Watch(t.Context(), p, soon, nil); err != nil || p.Counts[controller.PushApplied] != 1 {
+		t.Errorf("the push ended as %+v, %v", p, err)
 	}
 }

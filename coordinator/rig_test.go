@@ -85,6 +85,13 @@ func (l *lines) Write(b []byte) (int, error) {
 	return l.b.Write(b)
 }
 
+// String is what was written.
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
 func (l *lines) count(text string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -113,6 +113,9 @@ func (u *userList) once(ctx context.Context) (wait bool) {
 	if said := u.err != nil; err != nil && ctx.Err() == nil && !said {
 		u.log.Error("the bus's user list is not in force, trying again", "err", err)
 	}
+	if u.err != nil && err == nil {
+		u.log.Info("the bus's user list is in force again")
+	}
 	u.err = err
 	close(u.tried)
 	u.tried = make(chan struct{})

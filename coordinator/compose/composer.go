@@ -78,6 +78,7 @@ type Composer struct {
 
 	users   []grant.Principal
 	dirty   bool      // users is to be made again
+	made    time.Time // when users was made
 	until   time.Time // when users changes by itself
 	version uint64    // of users
 }
@@ -411,7 +412,8 @@ func (c *Composer) Principals(ctx context.Context) ([]grant.Principal, uint64, e
 		return nil, 0, err
 	}
 	now := c.o.Clock.Now()
-	if !c.dirty && (c.until.IsZero() || now.Before(c.until)) {
+	// A clock that was put back counts too: who left the list by a wrong hour is on it again.
+	if !c.dirty && !now.Before(c.made) && (c.until.IsZero() || now.Before(c.until)) {
 		return c.users, c.version, nil
 	}
 	operators, errO := c.store.Operators(ctx)
@@ -425,7 +427,7 @@ func (c *Composer) Principals(ctx context.Context) ([]grant.Principal, uint64, e
 		u.Nodes = append(u.Nodes, NodeUser{s.in.Node.Name, s.in.Node.Key, s.fetch})
 	}
 	slices.SortFunc(u.Nodes, func(a, b NodeUser) int { return compareNodes(a.Name, b.Name) })
-	c.users, c.until, c.dirty = Principals(u), nextLeave(invitations, now), false
+	c.users, c.made, c.until, c.dirty = Principals(u), now, nextLeave(invitations, now), false
 	c.version++
 	return c.users, c.version, nil
 }

@@ -259,6 +259,12 @@ func TestComposerPrincipals(t *testing.T) {
 	if look(); !moved() || principal(look(), inv.Principal()) != nil {
 		t.Error("the invitation is on the list for ever")
 	}
+	f.clk.Advance(-24 * time.Hour) // the clock was wrong, and was put right
+	if look(); !moved() || principal(look(), inv.Principal()) == nil {
+		t.Error("an invitation that a wrong hour ended does not come back")
+	}
+	f.clk.Advance(48 * time.Hour)
+	look()
 	f.ok(f.store.RemoveNode(t.Context(), by, "db1"))
 	ps := look()
 	if !moved() || principal(ps, "node-db1") != nil {

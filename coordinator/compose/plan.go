@@ -206,6 +206,7 @@ func (c *Composer) Plan(ctx context.Context, names []subject.Node) ([]NodePlan, 
 type peeked struct {
 	Composed
 	before records.Declared
+	base   uint64
 }
 
 // peek composes without giving a seq. What it finds unchanged is clean from now on.
@@ -219,7 +220,7 @@ func (c *Composer) peek(ctx context.Context, names []subject.Node, p purpose) ([
 	all := make([]peeked, len(composed))
 	for i, d := range composed {
 		s := c.nodes[d.Node]
-		all[i] = peeked{d, s.in.Declared}
+		all[i] = peeked{d, s.in.Declared, s.in.Base}
 		if d.Err == nil && !d.Changed {
 			s.clean, s.left = true, d.Left
 		}
@@ -309,8 +310,10 @@ func (c *Composer) Behind(ctx context.Context) (map[subject.Node]string, error) 
 		switch {
 		case d.Err != nil:
 			all[d.Node] = d.Err.Error()
-		case d.before.Seq == 0:
+		case d.before.Seq == 0 && d.base == 0:
 			all[d.Node] = "nothing was ever pushed to it"
+		case d.Changed && d.base > d.before.Seq:
+			all[d.Node] = fmt.Sprintf("it has been sent declaration %d, and these records know of %d: they are an older copy", d.base, d.before.Seq)
 		case d.Changed:
 			all[d.Node] = fmt.Sprintf("what it should be has changed since declaration %d", d.before.Seq)
 		}

@@ -33,6 +33,8 @@ const (
 	inFlight = 4096
 	// patience is how long a batch waits for stragglers before those that are there are recorded.
 	patience = 100 * time.Millisecond
+	// again is the pause after the records did not take sends.
+	again = 5 * time.Second
 	// linger collects news for one answer while a push is under way.
 	linger = 20 * time.Millisecond
 	// keepPushes and keepNodes bound what is remembered of pushes that are over.
@@ -95,7 +97,8 @@ type push struct {
 	version     uint64
 	items       []Item // let go once sent
 	nodes       []entry
-	open        int // nodes that are not final
+	unrecorded  bool // it was said that the records do not take its sends
+	open        int  // nodes that are not final
 	counts      map[controller.PushState]int
 }
 
@@ -281,11 +284,13 @@ func (e *Engine) put(p *push, i int, next *pending) bool {
 	return true
 }
 
-// settle records acknowledgements as they come, in batches, and says what was refused.
+// settle records acknowledgements as they come, in batches, and says what was refused. Sends that the
+// records do not take are recorded with a later batch, or once they take them; the next start finds what
+// is left.
 func (e *Engine) settle(ctx context.Context, p *push, waiting []pending) {
 	items := p.items
+	var sent []records.Send
 	for len(waiting) > 0 && ctx.Err() == nil {
-		var sent []records.Send
 		var late []pending
 		soon := e.cfg.Clock.After(patience)
 		for _, w := range waiting {
@@ -302,15 +307,37 @@ func (e *Engine) settle(ctx context.Context, p *push, waiting []pending) {
 			e.sent(p, w.i)
 			sent = append(sent, records.Send{Node: it.Node, Seq: it.Seq, Push: p.id, Builds: it.Builds})
 		}
-		if err := e.cfg.Records.RecordSends(context.WithoutCancel(ctx), sent); err != nil {
-			e.cfg.Log.Error("sends are on the bus and not in the records", "push", p.id, "err", err)
-		}
+		sent = e.record(ctx, p, sent)
 		e.tell()
 		waiting = late
 	}
 	e.mu.Lock()
 	p.items = nil
 	e.mu.Unlock()
+	for len(sent) > 0 {
+		select {
+		case <-ctx.Done():
+			return
+		case <-e.cfg.Clock.After(again):
+		}
+		sent = e.record(ctx, p, sent)
+	}
+}
+
+// record returns what is still to be recorded.
+func (e *Engine) record(ctx context.Context, p *push, sent []records.Send) []records.Send {
+	err := e.cfg.Records.RecordSends(context.WithoutCancel(ctx), sent)
+	if err == nil {
+		return nil
+	}
+	e.mu.Lock()
+	said := p.unrecorded
+	p.unrecorded = true
+	e.mu.Unlock()
+	if !said {
+		e.cfg.Log.Error("sends are on the bus and not in the records, trying again", "push", p.id, "err", err)
+	}
+	return sent
 }
 
 // outcome waits for w until soon; once that is over (it is set to nil then) it only looks.

@@ -1,11 +1,13 @@
 package push_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -193,6 +195,39 @@ func TestClearTakesAnEarlierMachinesDeclarationOnly(t *testing.T) {
 		if err := e.Purge(t.Context(), "n1"); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// hasty is the machine's clock, but for waiting.
+type hasty struct{ clock.Clock }
+
+func (h hasty) After(time.Duration) <-chan time.Time { return h.Clock.After(10 * time.Millisecond) }
+
+// TestSendsAreRecordedOnceTheRecordsTakeThem, and that they do not is said once.
+func TestSendsAreRecordedOnceTheRecordsTakeThem(t *testing.T) {
+	b := testbus.Start(t, testbus.Node("n1"))
+	kept := &book{err: errors.New("database or disk is full")}
+	var out bytes.Buffer
+	e, err := push.New(push.Config{Conn: b.Connect(t, "coordinator"), Records: kept, Clock: hasty{clock.Real()}, Log: slog.New(slog.NewTextHandler(&out, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- e.Run(ctx) }()
+	p := e.Start("a", "b", []push.Item{item("n1", 1)})
+	waitState(t, e, p.ID, "n1", controller.PushSent)
+	waitfor.True(t, "several tries", soon, func() (bool, any) { return kept.count() > 3, kept.count() })
+	kept.mu.Lock()
+	kept.sent, kept.err = nil, nil
+	kept.mu.Unlock()
+	waitfor.True(t, "the send to be recorded", soon, func() (bool, any) { return kept.count() == 1, kept.count() })
+	cancel()
+	if err := waitfor.Value(t, "the engine to stop", soon, done); err != nil {
+		t.Error(err)
+	}
+	if n := strings.Count(out.String(), "not in the records"); n != 1 || kept.count() != 1 {
+		t.Errorf("said %d times, recorded %d times", n, kept.count())
 	}
 }
 

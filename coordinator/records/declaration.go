@@ -174,7 +174,7 @@ func (s *Store) Waiting(ctx context.Context) (map[subject.Node]string, error) {
 			return err
 		}
 		switch {
-		case sent < seq:
+		case max(sent, applied) < seq: // one that speaks of it was sent it, recorded or not
 			all[name] = fmt.Sprintf("declaration %d was not sent", seq)
 		case applied < seq:
 			all[name] = fmt.Sprintf("it has not spoken of declaration %d", seq)
@@ -183,7 +183,7 @@ func (s *Store) Waiting(ctx context.Context) (map[subject.Node]string, error) {
 		}
 		return nil
 	}, `SELECT n.name, d.seq, d.sent, coalesce(r.seq, 0), coalesce(r.outcome, 'none') FROM node n JOIN declaration d ON d.node = n.id LEFT JOIN report r ON r.node = n.id
-		WHERE n.removed IS NULL AND (d.sent < d.seq OR r.seq IS NULL OR r.seq < d.seq OR r.outcome <> 'applied')`)
+		WHERE n.removed IS NULL AND (r.seq IS NULL OR r.seq < d.seq OR r.outcome <> 'applied')`)
 	if err != nil {
 		return nil, fmt.Errorf("read who waits: %w", err)
 	}

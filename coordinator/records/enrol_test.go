@@ -114,6 +114,7 @@ func TestEnrolIsRefused(t *testing.T) {
 			must(m.store.AddNode(m.Context(), by, "web1", other))
 		}, []string{"node web1"}},
 		{"the invitation's own key", func(m *mesh, inv *credential.Invitation, a *records.EnrolAsk) { a.Key = must(inv.Seed.Public()) }, []string{"invitation"}},
+		{"the coordinator's own key", func(m *mesh, _ *credential.Invitation, a *records.EnrolAsk) { a.Key = m.own }, []string{"that of the coordinator"}},
 		{"no key", func(_ *mesh, _ *credential.Invitation, a *records.EnrolAsk) { a.Key = "" }, []string{"no public NKEY"}},
 		{"no curve key", func(_ *mesh, _ *credential.Invitation, a *records.EnrolAsk) { a.Curve = a.Key }, []string{"curve"}},
 		{"no machine id", func(_ *mesh, _ *credential.Invitation, a *records.EnrolAsk) { a.MachineID = "uninitialized" }, []string{"32 hex digits"}},

@@ -25,13 +25,14 @@ var by = records.By{Who: "operator-anna", Why: "a test"}
 type mesh struct {
 	testing.TB
 	path  string
+	own   string
 	clk   *clock.Fake
 	store *records.Store
 	info  records.Mesh
 }
 
 func newMesh(t testing.TB) *mesh {
-	m := &mesh{TB: t, path: filepath.Join(t.TempDir(), "records.db"), clk: clock.NewFake(start)}
+	m := &mesh{TB: t, path: filepath.Join(t.TempDir(), "records.db"), own: userKey(), clk: clock.NewFake(start)}
 	m.open()
 	t.Cleanup(func() { m.ok(m.store.Close()) })
 	ca := must(credential.NewAuthority(rand.Reader, "m1", start))
@@ -44,7 +45,7 @@ func newMesh(t testing.TB) *mesh {
 }
 
 func (m *mesh) open() {
-	m.store = must(records.Open(m.Context(), m.path, records.Options{Clock: m.clk, Rand: rand.Reader}))
+	m.store = must(records.Open(m.Context(), m.path, records.Options{Clock: m.clk, Rand: rand.Reader, Own: m.own}))
 }
 
 func (m *mesh) ok(err error) {

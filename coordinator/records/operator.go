@@ -80,6 +80,9 @@ func rolesText() string {
 
 // keyOwner names who has this key now, or "": one key is one principal.
 func (t *tx) keyOwner(key string) (string, error) {
+	if key == t.s.own {
+		return "the coordinator", nil // two with one key, and no user list could be made any more
+	}
 	all, err := texts(t.ctx, t, `
 		SELECT 'node ' || name FROM node WHERE key = ?1 AND removed IS NULL
 		UNION ALL SELECT 'operator ' || name FROM operator WHERE key = ?1 AND revoked IS NULL

@@ -41,6 +41,8 @@ type Options struct {
 	Clock clock.Clock
 	// Rand makes keys of invitations and seals secrets.
 	Rand io.Reader
+	// Own is the coordinator's own public key on the bus: nobody else may have it.
+	Own string
 }
 
 // Store is the open records. Close ends it. It is safe for concurrent use.
@@ -48,6 +50,7 @@ type Store struct {
 	db   *sqlite.DB
 	clk  clock.Clock
 	rand io.Reader
+	own  string
 	feed feed
 
 	mu     sync.Mutex // guards the caches below
@@ -65,7 +68,7 @@ func Open(ctx context.Context, path string, o Options) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open records: %w", err)
 	}
-	return &Store{db: db, clk: o.Clock, rand: o.Rand, builds: map[string]*Build{}, kept: map[subject.Node]kept{}}, nil
+	return &Store{db: db, clk: o.Clock, rand: o.Rand, own: o.Own, builds: map[string]*Build{}, kept: map[subject.Node]kept{}}, nil
 }
 
 // Close closes the file.

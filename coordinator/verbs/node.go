@@ -45,7 +45,8 @@ type known struct {
 func judge(k known, listened, now time.Time) controller.Node {
 	n := controller.Node{Name: k.node.Name, Sent: k.declared.Sent, Applied: k.reported.Seq, Outcome: k.reported.Outcome,
 		Agent: k.reported.Report.Agent.Version, Modules: k.modules, Seen: k.beat.Seen.UTC()}
-	if k.reported.Report.Number > 0 && k.reported.Heard.After(k.beat.Seen) {
+	// A report from a time to come was heard before the clock was put back: it tells nothing of now.
+	if k.reported.Report.Number > 0 && k.reported.Heard.After(k.beat.Seen) && !k.reported.Heard.After(now) {
 		n.Seen = k.reported.Heard.UTC()
 	}
 	if k.beats {
@@ -60,6 +61,9 @@ func judge(k known, listened, now time.Time) controller.Node {
 
 func state(k known, seen, listened, now time.Time) (controller.NodeState, string) {
 	silence := now.Sub(seen)
+	if seen.IsZero() { // since when it is listened to; how long it was silent before is not known
+		silence = now.Sub(listened)
+	}
 	quiet := k.reported.Report.Number > 0 || k.beats
 	switch why := failing(k.reported); {
 	case k.reported.Outcome == report.Refused && k.reported.Seq >= k.declared.Sent:

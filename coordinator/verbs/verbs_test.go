@@ -167,6 +167,8 @@ func TestJudge(t *testing.T) {
 		{"silent", known{declared: sent, reported: heard(5*time.Minute, report.Applied, 4)}, long, controller.NodeSilent, "5m0s"},
 		{"silent for the coordinator that just started", known{declared: sent, reported: heard(5*time.Minute, report.Applied, 4)}, now.Add(-time.Second), controller.NodeUnknown, "just begun"},
 		{"alive by its heartbeat", known{declared: sent, reported: heard(5*time.Minute, report.Applied, 4), beats: true, beat: hear.Beat{Seen: now}}, long, controller.NodeWell, ""},
+		{"silent since before the clock was put back", known{declared: sent, reported: heard(-time.Hour, report.Applied, 4)}, long, controller.NodeSilent, "1h0m0s"},
+		{"alive after the clock was put back", known{declared: sent, reported: heard(-time.Hour, report.Applied, 4), beats: true, beat: hear.Beat{Seen: now}}, long, controller.NodeWell, ""},
 		{"a laptop", known{node: records.Node{AsleepOK: true}, declared: sent, reported: heard(5*time.Hour, report.Applied, 4)}, long, controller.NodeAsleep, ""},
 		{"said good-bye", known{declared: sent, reported: heard(5*time.Hour, report.Applied, 4), beats: true, beat: hear.Beat{Seen: now.Add(-4 * time.Hour), Leaving: "shutdown"}}, long, controller.NodeAsleep, "shutdown"},
 		{"refused", known{declared: sent, reported: with(heard(time.Second, report.Refused, 4), func(r *records.Reported) { r.Refused = &refusal.Refusal{What: "a declaration", Why: "unknown field"} })}, long, controller.NodeRefused, "unknown field"},
