@@ -8,6 +8,7 @@ package agent
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -104,10 +105,12 @@ type Agent struct {
 	profile *report.Profile
 	view    view
 	news    news
-	drift   []report.Drift // found since the last report
-	owed    bool           // somebody waits for a report that could not be made
-	sending int            // reports that were handed over a moment ago, and do not wait yet
-	shown   int            // how many wait, in the status
+	drift   []report.Drift    // found since the last report
+	owed    bool              // somebody waits for a report that could not be made
+	sending int               // reports that were handed over a moment ago, and do not wait yet
+	shown   int               // how many wait, in the status
+	laid    [sha256.Size]byte // what the status says, besides times
+	laidAt  time.Time
 }
 
 // Run is the daemon's life: from the store alone first, then with the bus. It returns nil when ctx ended.

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"path/filepath"
@@ -160,11 +161,29 @@ func (a *Agent) status(ctx context.Context) {
 	d, err := show.Gather(ctx, a.store, a.runtime())
 	if err == nil {
 		a.shown = d.Outbox.Depth
-		err = d.Write(filepath.Join(a.cfg.Run, StatusFile))
+		err = a.write(d)
 	}
 	if err != nil && ctx.Err() == nil {
 		a.cfg.Log.Error("status could not be written", "err", err)
 	}
+}
+
+// write lays d down, unless it says what was laid down a moment ago.
+func (a *Agent) write(d *show.Document) error {
+	now, at, free := a.cfg.Clock.Now(), d.At, d.FreeDisk
+	d.At, d.FreeDisk = 0, 0
+	same, err := json.Marshal(d)
+	if err != nil {
+		return err
+	}
+	d.At, d.FreeDisk = at, free
+	if key := sha256.Sum256(same); key != a.laid || now.Sub(a.laidAt) >= reconcileEvery {
+		if err := d.Write(filepath.Join(a.cfg.Run, StatusFile)); err != nil {
+			return err
+		}
+		a.laid, a.laidAt = key, now
+	}
+	return nil
 }
 
 func (a *Agent) runtime() show.Runtime {
