@@ -49,7 +49,7 @@ func recoverOpen(ctx context.Context, c Config) (db *sqlite.DB, notes []string, 
 }
 
 func openChecked(ctx context.Context, path string) (*sqlite.DB, error) {
-	db, err := sqlite.Open(ctx, path, sqlite.Options{ID: ID, Migrations: migrations()})
+	db, err := sqlite.Open(ctx, path, sqlite.Options{ID: ID, Migrations: migrations(), CacheKiB: cacheKiB})
 	if err != nil {
 		return nil, err
 	}

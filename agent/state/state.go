@@ -33,6 +33,10 @@ import (
 // ID is the application_id of the agent's store: "MAgt".
 const ID = 0x4d416774
 
+// cacheKiB bounds the pages a connection keeps in memory: what is asked often is mirrored, and an agent
+// rests nearly always.
+const cacheKiB = 128
+
 // Kept is how many accepted declarations stay in the store.
 const Kept = 10
 
