@@ -83,6 +83,12 @@ func printForeign(w io.Writer, r foreign.Report) error {
 		}
 		fmt.Fprintf(tab, "%s %s\t%s\t%s\t%s\n", h.Family, h.Table, h.Chain, strings.Join(h.Owner, ", "), h.Why)
 	}
+	for i, x := range r.Bypass {
+		if i == 0 {
+			fmt.Fprintln(tab, "\npasses the rules by")
+		}
+		fmt.Fprintf(tab, "%s\t%s\t%s\n", x.What, x.Name, x.Why)
+	}
 	for i, n := range r.NotUnderstood {
 		if i == 0 {
 			fmt.Fprintln(tab, "\nnot understood")

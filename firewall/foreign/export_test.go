@@ -9,7 +9,7 @@ import (
 // Decode gives b, messages as the kernel dumps them, to each step of a reading in turn.
 func Decode(b []byte) Ruleset {
 	var d decoder
-	for _, step := range []func(message){d.table, d.chain, d.set, d.rule} {
+	for _, step := range []func(message){d.table, d.chain, d.set, d.rule, d.flowtable} {
 		for m := range messages(b) {
 			step(m)
 		}

@@ -27,6 +27,8 @@ type Ruleset struct {
 	Tables []Table
 	// Legacy are the tables of legacy xtables. Those that could not be read have no chains.
 	Legacy []Table
+	// Bypass is what passes the rules by.
+	Bypass []Bypass
 	// Served are the tables nftables.service loads, as "inet filter", where the caller knows.
 	Served []string
 	// NotUnderstood names what was met and is not known here, at most a hundred things.
@@ -98,6 +100,8 @@ type Report struct {
 	LegacyTables []TableLine `json:"legacy_tables,omitempty"`
 	// Held are chains with refusals that cannot take effect.
 	Held []Held `json:"holds_refusals_but_does_not_refuse,omitempty"`
+	// Bypass is as in Ruleset.
+	Bypass []Bypass `json:"bypass,omitempty"`
 	// NotUnderstood is as in Ruleset.
 	NotUnderstood []string `json:"not_understood,omitempty"`
 }

@@ -70,6 +70,10 @@ func TestShapes(t *testing.T) {
 			file: "table inet filter { set crowdsec-blacklists { type ipv4_addr; } chain input { type filter hook input priority 0; policy drop; ip saddr @crowdsec-blacklists drop; } }",
 			want: map[string]chain{"input": {"policy drop drop x1", "nftables.service crowdsec", "retire leave"}},
 		},
+		"bans in a base chain of a shared table": {
+			file: "table inet filter { chain f2b-sshd { type filter hook input priority -1; policy drop; } chain input { type filter hook input priority 0; } }",
+			want: map[string]chain{"f2b-sshd": {"policy drop", "fail2ban", "leave"}},
+		},
 		"docker's bridge beside what people wrote": {
 			file: `table ip filter { chain FORWARD { type filter hook forward priority 0; policy drop; jump DOCKER; iifname "docker_gwbridge" drop; } chain DOCKER { return; } chain DOCKER-USER { drop; } chain INPUT { type filter hook input priority 0; jump DOCKER-USER; } }`,
 			want: map[string]chain{"FORWARD": {"policy drop drop x1", "docker", "leave"}, "DOCKER-USER": {"drop x1", "unknown", "leave and name"}},
@@ -111,6 +115,7 @@ func TestUnknownThingsAreNamed(t *testing.T) {
 	known := foreign.Decode(b)
 	strange := []byte(strings.Replace(string(b), "counter\x00", "kounter\x00", 1))
 	got := foreign.Decode(strange)
+	got.Bypass, known.Bypass = nil, nil // Decode shows every step every message
 	want := []string{"a rule of inet x a: the expression kounter is not known, so when the rule applies is not either"}
 	if diff := gocmp.Diff(want, got.NotUnderstood); diff != "" {
 		t.Error(diff)
@@ -133,6 +138,17 @@ func dump(t testing.TB, s *netlab.Space) []byte {
 		t.Fatal(err)
 	}
 	return b
+}
+
+// NET-16: what passes the rules by is named.
+func TestBypass(t *testing.T) {
+	s := netlab.NewSpace(t, "host")
+	s.Run("", "ip", "link", "add", "v0", "type", "veth", "peer", "name", "v1")
+	s.Run("", "ip", "link", "add", "mv0", "link", "v0", "type", "macvlan")
+	want := []foreign.Bypass{{What: "macvlan", Name: "mv0", Why: "what it carries leaves and comes over v0 without the rules for that link"}}
+	if diff := gocmp.Diff(want, read(t, s).Bypass); diff != "" {
+		t.Error(diff)
+	}
 }
 
 func TestServed(t *testing.T) {

@@ -7,7 +7,7 @@ import (
 
 // Judge says which chains of rs refuse, whose they are, and what becomes of them.
 func Judge(rs Ruleset) Report {
-	r := Report{Tables: []TableLine{}, Refusing: []Refusing{}, NotUnderstood: slices.Clone(rs.NotUnderstood)}
+	r := Report{Tables: []TableLine{}, Refusing: []Refusing{}, Bypass: slices.Clone(rs.Bypass), NotUnderstood: slices.Clone(rs.NotUnderstood)}
 	w := look(rs.Tables, persistent, rs.Served)
 	for i := range rs.Tables {
 		t := &rs.Tables[i]

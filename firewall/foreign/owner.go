@@ -120,7 +120,7 @@ var signs = []namedOwner{
 	{"EXT_INPUT_CHAIN", "arno-iptables-firewall"}, {"HOST_BLOCK_*", "arno-iptables-firewall"}, {"POST_INPUT_DROP_CHAIN", "arno-iptables-firewall"},
 	{"IN_SANITY", "apf-firewall"}, {"OUT_SANITY", "apf-firewall"}, {"PZERO", "apf-firewall"}, {"FRAG_UDP", "apf-firewall"},
 	{"rfc4890", "pyroman"}, {"rfc4890f", "pyroman"},
-	{"SMART_REJECT", "firehol"}, {"pr_*", "firehol"}, {"in_*", "firehol"}, {"out_*", "firehol"},
+	{"SMART_REJECT", "firehol"}, {"pr_*", "firehol"},
 }
 
 // hintOneSource is a rule that rejects all of one source address: inside ufw's chain for people's
@@ -185,7 +185,7 @@ func look(tables []Table, plain string, served []string) world {
 				w.fronts = addWord(w.fronts, f)
 			}
 		}
-		if t.Family == "inet" && t.Name == "nat" && t.chain("filter-prerouting") != nil {
+		if t.Family == "inet" && (t.Name == "nat" && t.chain("filter-prerouting") != nil || t.Name == "mangle" && t.queues()) {
 			w.opensnitch = true
 		}
 	}
@@ -241,7 +241,7 @@ type here struct {
 func (w world) at(t *Table) here {
 	h := here{w: w, t: t, whole: ownerIn(tableNames, t.Name)}
 	for _, c := range t.Chains {
-		if owner := ownerIn(chainNames, c.Name); owner != "" && !c.Base {
+		if owner := ownerIn(chainNames, c.Name); owner != "" {
 			h.tools = addWord(h.tools, owner)
 		}
 	}
@@ -275,6 +275,13 @@ func (w world) at(t *Table) here {
 
 func (t *Table) hasBase(names ...string) bool {
 	return slices.ContainsFunc(t.Chains, func(c Chain) bool { return c.Base && slices.Contains(names, c.Name) })
+}
+
+// queues says whether t asks a program about packets.
+func (t *Table) queues() bool {
+	return slices.ContainsFunc(t.Chains, func(c Chain) bool {
+		return slices.ContainsFunc(c.Acts, func(a Act) bool { return a.Word == "queue" })
+	})
 }
 
 // refusesOutside says whether a base chain at another hook refuses.
@@ -320,11 +327,12 @@ func (h here) ownersOf(c *Chain) Words {
 		return Words{h.whole}
 	}
 	var owners Words
-	named := ""
-	if !c.Base {
-		named = ownerIn(chainNames, c.Name)
-	}
-	if c.Base && c.Policy == "drop" {
+	named := ownerIn(chainNames, c.Name)
+	switch {
+	case !c.Base || c.Policy != "drop":
+	case named != "":
+		owners = Words{named}
+	default:
 		owners = append(owners, h.fronts...)
 		if c.Hook == "forward" && slices.Contains(h.tools, docker) {
 			owners = addWord(owners, docker) // dockerd sets it when it turns forwarding on

@@ -28,6 +28,7 @@ func Read(ctx context.Context) (Ruleset, error) {
 		rs.note("nftables cannot be read: %v", err)
 	}
 	readLegacy(ctx, &rs)
+	readBypass(ctx, &rs)
 	return rs, nil
 }
 
@@ -60,7 +61,7 @@ func readTables(ctx context.Context) (Ruleset, error) {
 	return rs, nil
 }
 
-// dump lists everything once: tables, then chains, sets, rules, and what is in the verdict maps.
+// dump lists everything once: tables, then chains, sets, rules, flowtables, and what is in the verdict maps.
 func (s *socket) dump(ctx context.Context) (Ruleset, error) {
 	var d decoder
 	for _, part := range []struct {
@@ -74,6 +75,7 @@ func (s *socket) dump(ctx context.Context) (Ruleset, error) {
 			return d.rs, err
 		}
 	}
+	s.flowtables(&d)
 	for i := range d.rs.Tables {
 		t := &d.rs.Tables[i]
 		for j := range t.Maps {

@@ -1,0 +1,73 @@
+package foreign
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Bypass is something over which packets pass, or are refused, without the rules that a listing shows
+// (NET-16). Legacy xtables are another; Report.LegacyTables has them.
+type Bypass struct {
+	// What is macvlan, macvtap, ipvlan, ipvtap, xdp or flowtable.
+	What string `json:"what"`
+	// Name is the link's, or "inet x f" of a flowtable.
+	Name string `json:"name"`
+	Why  string `json:"why"`
+}
+
+// readBypass adds what can be told from the links of this namespace. A macvlan link that was moved
+// into a container is not among them.
+func readBypass(ctx context.Context, rs *Ruleset) {
+	if ctx.Err() != nil {
+		return
+	}
+	links, err := netlink.LinkList()
+	if err != nil {
+		rs.note("links cannot be listed: %v", err)
+		return
+	}
+	names := map[int]string{}
+	for _, l := range links {
+		names[l.Attrs().Index] = l.Attrs().Name
+	}
+	for _, l := range links {
+		a := l.Attrs()
+		switch kind := l.Type(); kind {
+		case "macvlan", "macvtap", "ipvlan", "ipvtap":
+			parent := names[a.ParentIndex]
+			if parent == "" {
+				parent = "a link of another namespace"
+			}
+			rs.Bypass = append(rs.Bypass, Bypass{kind, a.Name, "what it carries leaves and comes over " + parent + " without the rules for that link"})
+		}
+		if a.Xdp != nil && a.Xdp.Attached {
+			rs.Bypass = append(rs.Bypass, Bypass{"xdp", a.Name, "a program sees its packets before any rule, and may refuse or redirect them"})
+		}
+	}
+}
+
+// flowtable notes one: packets of the flows in it are forwarded before the forward hook.
+func (d *decoder) flowtable(m message) {
+	const attrTable, attrName = 1, 2
+	var table, name string
+	for typ, v := range m.attributes() {
+		switch typ {
+		case attrTable:
+			table = text(v)
+		case attrName:
+			name = text(v)
+		}
+	}
+	if name != "" {
+		d.rs.Bypass = append(d.rs.Bypass, Bypass{"flowtable", fmt.Sprintf("%s %s %s", familyName(m.family()), table, name),
+			"the flows in it skip the forward hook after their first packets, so a rule withdrawn does not end them"})
+	}
+}
+
+// flowtables lists them; a kernel without any answers with an error, which says nothing else.
+func (s *socket) flowtables(d *decoder) {
+	_ = s.ask(unix.NFT_MSG_GETFLOWTABLE, unix.NLM_F_DUMP, unix.NFPROTO_UNSPEC, nil, d.flowtable)
+}
