@@ -42,8 +42,8 @@ type (
 	}
 )
 
-// start starts a child of this program.
-func start(ctx context.Context, name string) (*child, error) {
+// start starts a child of this program; change may change how.
+func start(ctx context.Context, name string, change ...func(*exec.Cmd)) (*child, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -51,6 +51,9 @@ func start(ctx context.Context, name string) (*child, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	c := &child{name: name, cmd: exec.CommandContext(ctx, self, name), stop: cancel}
 	c.cmd.Stderr = os.Stderr
+	for _, fn := range change {
+		fn(c.cmd)
+	}
 	if c.in, err = c.cmd.StdinPipe(); err == nil {
 		var out io.ReadCloser
 		if out, err = c.cmd.StdoutPipe(); err == nil {

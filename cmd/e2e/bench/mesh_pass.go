@@ -9,8 +9,11 @@ import (
 	"log/slog"
 	"path/filepath"
 	"strings"
+	"time"
 
+	"mesh/agent"
 	"mesh/agent/apply"
+	"mesh/agent/show"
 	"mesh/agent/state"
 	"mesh/shared/clock"
 	"mesh/shared/credential"
@@ -37,7 +40,8 @@ type passer struct {
 func passPart(ctx context.Context) error {
 	p := &passer{}
 	err := serve(ctx, handlers{
-		"start": on(func(ctx context.Context, dir string) (any, error) { return nil, p.start(ctx, dir) }),
+		"start":  on(func(ctx context.Context, dir string) (any, error) { return nil, p.start(ctx, dir) }),
+		"status": on(func(ctx context.Context, dir string) (any, error) { return nil, p.status(ctx, dir) }),
 		// "quick" is the pass of each minute, "whole" the first one of a daemon that came up.
 		"quick": on(func(ctx context.Context, n int) (any, error) {
 			return many(n, func() error { return p.pass(ctx, apply.Reconcile) })
@@ -108,6 +112,22 @@ func (p *passer) pass(ctx context.Context, cause apply.Cause) error {
 		err = fmt.Errorf("a pass that had nothing to do came to %s with %d steps", r.Outcome, r.Steps)
 	}
 	return err
+}
+
+// status lays down what show reads of a daemon, which is this process.
+func (p *passer) status(ctx context.Context, dir string) error {
+	self, err := show.Self()
+	if err != nil {
+		return err
+	}
+	now := time.Now().UnixMilli()
+	d, err := show.Gather(ctx, p.store, show.Runtime{Node: "bench", Mesh: "bench", Agent: report.Agent{Version: "bench"}, Daemon: self, At: now,
+		Bus: show.Bus{Up: true, Address: "192.0.2.1:4222", Since: now}, Declaration: show.Declaration{Seq: 1, Accepted: now, Outcome: report.Applied},
+		Uplinks: []string{"eth0"}, FreeDisk: 1 << 30})
+	if err != nil {
+		return err
+	}
+	return d.Write(filepath.Join(dir, agent.StatusFile))
 }
 
 // passDeclaration is ten modules of twenty files each.

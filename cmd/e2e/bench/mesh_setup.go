@@ -23,10 +23,10 @@ import (
 // shape is how large a mesh is made.
 type shape struct {
 	Nodes int
-	// Each node has Each of Kinds modules, each with one file of Lines lines, besides the module "change"
-	// when Change is set.
-	Each, Kinds, Lines int
-	Change             bool
+	// Each node has Each of Kinds modules, each with Files files (0: one) of Lines lines, besides the module
+	// "change" when Change is set.
+	Each, Kinds, Files, Lines int
+	Change                    bool
 }
 
 // mesh is a mesh that was made for one row: the coordinator's folder with everything in it, and the
@@ -114,7 +114,7 @@ func (m *mesh) open(ctx context.Context) (err error) {
 // modules registers the modules and enrols the first node, whose row the others are copied from.
 func (m *mesh) modules(ctx context.Context, s shape) (*fleet, error) {
 	for i := range s.Kinds {
-		if err := register(ctx, m.store, fillerManifest(i, s.Lines)); err != nil {
+		if err := register(ctx, m.store, fillerManifest(i, max(s.Files, 1), s.Lines)); err != nil {
 			return nil, err
 		}
 	}
@@ -153,11 +153,14 @@ func machineID(i int) string { return fmt.Sprintf("%032x", i+1) }
 
 func fillerName(i int) subject.Module { return subject.Module(fmt.Sprintf("module-%03d", i)) }
 
-func fillerManifest(i, lines int) *manifest.Manifest {
+func fillerManifest(i, files, lines int) *manifest.Manifest {
 	name := fillerName(i)
 	text := "address = ${setting:address}\nport = ${setting:port}\nzone = ${setting:zone}\n" + strings.Repeat("setting = value\n", lines)
-	return &manifest.Manifest{Module: name, Description: "one of many", Settings: map[string]manifest.Setting{"address": {}, "port": {}, "zone": {}},
-		Run: manifest.Run{Files: []manifest.File{{Path: "/etc/bench/" + string(name) + ".conf", Content: text}}}}
+	m := &manifest.Manifest{Module: name, Description: "one of many", Settings: map[string]manifest.Setting{"address": {}, "port": {}, "zone": {}}}
+	for k := range files {
+		m.Run.Files = append(m.Run.Files, manifest.File{Path: fmt.Sprintf("/etc/bench/%s-%02d.conf", name, k), Content: text})
+	}
+	return m
 }
 
 // fillerSettings are what node n gives module number k of it, as the records hold settings.

@@ -6,7 +6,9 @@ import "context"
 func table() []row {
 	return []row{
 		{[]int{1, 2, 3}, pushRows},
+		{[]int{4}, idleRows},
 		{[]int{5}, passRows},
+		{[]int{6}, showRows},
 		{[]int{7, 8, 9}, composeRows},
 		{[]int{12}, stormRows},
 		{[]int{13}, joinRows},
@@ -22,6 +24,7 @@ func parts() map[string]func(context.Context) error {
 		"mesh-agents":      agentsPart,
 		"mesh-links":       linksPart,
 		"mesh-pass":        passPart,
+		"idle-inside":      idleInsidePart,
 		"floor-core":       floorCorePart,
 		"floor-pass":       floorPassPart,
 		"floor-bus":        floorBusPart,
