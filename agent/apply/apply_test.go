@@ -28,6 +28,9 @@ func TestMain(m *testing.M) {
 	if point := os.Getenv(childEnv); point != "" {
 		child(point)
 	}
+	if dir := os.Getenv(daemonEnv); dir != "" {
+		daemon(dir)
+	}
 	if to := os.Getenv(dumpEnv); to != "" {
 		dump(to)
 	}
