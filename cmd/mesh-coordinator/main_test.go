@@ -157,6 +157,8 @@ func TestTables(t *testing.T) {
 		Problems: []controller.Problem{{Node: "db1", What: "refused: a declaration: unknown field", Show: "mesh-coordinator node show db1"}},
 		Counts:   controller.Counts{Nodes: 3, Well: 2, Failed: 1, Modules: 1, Assignments: 2, Operators: 1}}))
 	show("status, well", writeStatus(&b, controller.StatusAnswer{Name: "home", Version: "0.1.0", At: now, Well: true, Bus: []string{"192.0.2.1:4222"}, Counts: controller.Counts{Nodes: 2, Well: 1}}))
+	show("status, with a new machine", writeStatus(&b, controller.StatusAnswer{Name: "home", Version: "0.1.0", At: now, Well: true, Bus: []string{"192.0.2.1:4222"},
+		Notes: []controller.Problem{{Node: "db1", What: "new: nothing was pushed to it yet, so mesh filters no packets on it", Show: "mesh-coordinator plan db1"}}, Counts: controller.Counts{Nodes: 1, New: 1}}))
 	nodes := []controller.Node{
 		{Name: "db1", State: controller.NodeFailed, Why: "module notes: exit 1\nsecond line", Seen: now.Add(-3 * time.Second), Sent: 4, Applied: 4, Outcome: report.Applied, Modules: 2, Agent: "0.1.0"},
 		{Name: "laptop", State: controller.NodeUnknown, Why: "it has not reported yet"},

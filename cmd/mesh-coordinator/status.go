@@ -39,9 +39,21 @@ func writeStatus(w io.Writer, s controller.StatusAnswer) error {
 			return err
 		}
 	}
+	if len(s.Notes) > 0 {
+		rows := make([][]string, 0, len(s.Notes))
+		for _, p := range s.Notes {
+			rows = append(rows, []string{or(string(p.Node), "-"), p.What, p.Show})
+		}
+		if err := table(w, "NODE | NO PROBLEM | LOOK CLOSER", rows); err != nil {
+			return err
+		}
+	}
 	c := s.Counts
 	fmt.Fprintf(w, "%s: %d well, %d behind, %d not heard, %d failed", plural(c.Nodes, "node"), c.Well, c.Behind, c.Silent, c.Failed)
-	if rest := c.Nodes - c.Well - c.Behind - c.Silent - c.Failed; rest > 0 { // no trouble, but nobody should look for them among the well
+	if c.New > 0 {
+		fmt.Fprintf(w, ", %d new", c.New)
+	}
+	if rest := c.Nodes - c.Well - c.Behind - c.New - c.Silent - c.Failed; rest > 0 { // no trouble, but nobody should look for them among the well
 		fmt.Fprintf(w, ", %d asleep", rest)
 	}
 	fmt.Fprintln(w)

@@ -80,6 +80,8 @@ func state(k known, seen, listened, now time.Time) (controller.NodeState, string
 		return controller.NodeSilent, fmt.Sprintf("nothing was heard of it for %v", silence.Round(time.Second))
 	case !quiet:
 		return controller.NodeUnknown, "it has not reported yet"
+	case k.declared.Seq == 0 && k.modules == 0 && k.reported.Seq == 0:
+		return controller.NodeNew, "nothing was pushed to it yet, so mesh filters no packets on it"
 	case k.behind != "":
 		return controller.NodeBehind, k.behind
 	}
@@ -145,7 +147,7 @@ func (s *Server) all(ctx context.Context) ([]controller.Node, error) {
 // trouble is the order of states, the worst first.
 func trouble() []controller.NodeState {
 	return []controller.NodeState{controller.NodeRefused, controller.NodeFailed, controller.NodeSilent, controller.NodeUnknown,
-		controller.NodeBehind, controller.NodeAsleep, controller.NodeWell}
+		controller.NodeBehind, controller.NodeNew, controller.NodeAsleep, controller.NodeWell}
 }
 
 func sortNodes(all []controller.Node) {

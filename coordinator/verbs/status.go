@@ -25,6 +25,7 @@ func (s *Server) status(ctx context.Context, _ records.By, _ controller.Nothing)
 		return out, err
 	}
 	out.Problems, out.NewestAgent = problems(nodes)
+	out.Notes = notesOf(nodes)
 	out.Well = len(out.Problems) == 0
 	out.TookMS = s.cfg.Clock.Now().Sub(began).Milliseconds()
 	return out, nil
@@ -37,7 +38,7 @@ func problems(nodes []controller.Node) (all []controller.Problem, newest string)
 		if n.Agent != "" && (newest == "" || older(newest, n.Agent)) {
 			newest = n.Agent
 		}
-		if n.State == controller.NodeWell && n.Why == "" || n.State == controller.NodeAsleep {
+		if n.State == controller.NodeWell && n.Why == "" || n.State == controller.NodeAsleep || n.State == controller.NodeNew {
 			continue
 		}
 		what := string(n.State)
@@ -60,6 +61,16 @@ func problems(nodes []controller.Node) (all []controller.Problem, newest string)
 	return all, newest
 }
 
+// notesOf are the machines that wait for their first push: whoever let them in knows, and is reminded.
+func notesOf(nodes []controller.Node) (all []controller.Problem) {
+	for _, n := range nodes {
+		if n.State == controller.NodeNew {
+			all = append(all, controller.Problem{Node: n.Name, What: string(n.State) + ": " + n.Why, Show: "mesh-coordinator plan " + string(n.Name)})
+		}
+	}
+	return all
+}
+
 func (s *Server) count(ctx context.Context, c *controller.Counts, nodes []controller.Node, now time.Time) error {
 	c.Nodes = len(nodes)
 	for _, n := range nodes {
@@ -69,6 +80,8 @@ func (s *Server) count(ctx context.Context, c *controller.Counts, nodes []contro
 			c.Well++
 		case controller.NodeBehind:
 			c.Behind++
+		case controller.NodeNew:
+			c.New++
 		case controller.NodeSilent, controller.NodeUnknown:
 			c.Silent++
 		case controller.NodeFailed, controller.NodeRefused:

@@ -177,6 +177,9 @@ func TestJudge(t *testing.T) {
 			r.Report.Modules = []report.Module{{Name: "notes", State: report.Broken, Detail: "exit 1"}}
 		})}, long, controller.NodeFailed, "notes: exit 1"},
 		{"behind", known{declared: sent, reported: heard(time.Second, report.Applied, 3), behind: "it has not spoken of declaration 4"}, long, controller.NodeBehind, "declaration 4"},
+		{"let in a moment ago", known{reported: heard(time.Second, report.None, 0), behind: "nothing was ever pushed to it"}, long, controller.NodeNew, "filters no packets"},
+		{"let in, and something assigned", known{modules: 1, reported: heard(time.Second, report.None, 0), behind: "nothing was ever pushed to it"}, long, controller.NodeBehind, "nothing was ever"},
+		{"let in, and silent", known{reported: heard(time.Hour, report.None, 0)}, long, controller.NodeSilent, "1h0m0s"},
 		{"a clock that is off", known{declared: sent, reported: heard(time.Second, report.Applied, 4), beats: true, beat: hear.Beat{Seen: now, Offset: 10 * time.Minute}}, long, controller.NodeWell, "clock is 10m0s off"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -184,7 +187,7 @@ func TestJudge(t *testing.T) {
 			if n.State != tt.state || !strings.Contains(n.Why, tt.says) {
 				t.Errorf("judge = %s %q, want %s that says %q", n.State, n.Why, tt.state, tt.says)
 			}
-			if all, _ := problems([]controller.Node{n}); (len(all) == 0) != (tt.state == controller.NodeWell && tt.says == "" || tt.state == controller.NodeAsleep) {
+			if all, _ := problems([]controller.Node{n}); (len(all) == 0) != (tt.state == controller.NodeWell && tt.says == "" || tt.state == controller.NodeAsleep || tt.state == controller.NodeNew) {
 				t.Errorf("the problems are %+v", all)
 			}
 		})

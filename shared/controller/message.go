@@ -30,6 +30,7 @@ const (
 	NodeSilent  NodeState = "silent"  // nothing was heard for three heartbeats
 	NodeUnknown NodeState = "unknown" // the coordinator has not listened long enough to say, or it never reported
 	NodeBehind  NodeState = "behind"  // it has not applied the newest declaration
+	NodeNew     NodeState = "new"     // it is let in, nothing is assigned to it and nothing was pushed yet: no trouble, and no packet filter
 	NodeAsleep  NodeState = "asleep"  // silent by design, or it said good-bye
 	NodeWell    NodeState = "well"
 )
@@ -65,7 +66,9 @@ type StatusAnswer struct {
 	Well   bool  `json:"well"`
 	// Problems are what a person should look at, the worst first.
 	Problems []Problem `json:"problems"`
-	Counts   Counts    `json:"counts"`
+	// Notes are no trouble, and wait for somebody: a new machine for its first push.
+	Notes  []Problem `json:"notes,omitempty"`
+	Counts Counts    `json:"counts"`
 	// NewestAgent is the newest agent version any node reported (NOD-6).
 	NewestAgent string `json:"newest_agent,omitempty"`
 	// Bus is where the bus is reached.
@@ -77,6 +80,7 @@ type Counts struct {
 	Nodes       int `json:"nodes"`
 	Well        int `json:"well"`
 	Behind      int `json:"behind"`
+	New         int `json:"new,omitempty"`
 	Silent      int `json:"silent"`
 	Failed      int `json:"failed"`
 	Modules     int `json:"modules"`
@@ -85,7 +89,7 @@ type Counts struct {
 	Invitations int `json:"invitations"`
 }
 
-// Problem is one thing that is wrong.
+// Problem is one thing that is wrong, or to be done.
 type Problem struct {
 	Node subject.Node `json:"node,omitempty"`
 	What string       `json:"what"`
