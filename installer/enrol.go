@@ -189,6 +189,9 @@ func (e *enrolment) letIn() Step {
 				return "", err
 			}
 			e.answer = answer
+			// Removed and let in again under its name: what its agent reported is forgotten, and only a new
+			// life of it says everything again.
+			e.service.changed = e.service.changed || e.enrolled() && !answer.Heard
 			return fmt.Sprintf("the coordinator let this machine in as %s%s", e.node, e.offset(answer)), nil
 		}}
 }

@@ -78,6 +78,18 @@ func TestEnrol(t *testing.T) {
 			t.Errorf("ran %q", got)
 		}
 	})
+	t.Run("again, removed meanwhile and invited anew", func(t *testing.T) {
+		d.mu.Lock()
+		d.heard = false // the records begin anew, and the running agent has nothing to say
+		d.mu.Unlock()
+		b.ran()
+		if _, err := b.Enrol(t.Context(), d.line); err != nil {
+			t.Errorf("%v\n%s", err, &b.said)
+		}
+		if got := b.ran(); !slices.Contains(got, "systemctl restart mesh-agent.service") {
+			t.Errorf("ran %q", got)
+		}
+	})
 	t.Run("again, after the invitation ended", func(t *testing.T) {
 		d.bus.Remove(t, "invitation-"+invited)
 		d.bus.Replace(t, "node-db1", principal(t, b))
