@@ -11,6 +11,7 @@ import (
 	"time"
 
 	gocmp "github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
 	"mesh/firewall/foreign"
@@ -295,24 +296,24 @@ func manyRules(t testing.TB) []object {
 }
 
 // TestManyRules holds the bounds of a reading of 10,000 rules: 0.4 s, 12 MiB of memory in all, also
-// without a garbage collector.
+// without a garbage collector. The time is the thread's own: the machine has other things to do.
 func TestManyRules(t *testing.T) {
 	s := netlab.NewSpace(t, "host")
 	put(t, s, manyRules(t), nil)
 	var before, after runtime.MemStats
+	took, wall := time.Hour, time.Hour
 	clk := clock.Real()
-	took := time.Hour
 	var r foreign.Report
 	s.Do(func() {
-		for range 5 { // the best: the machine has other things to do
+		for range 3 {
 			runtime.ReadMemStats(&before)
-			start := clk.Now()
+			start, used := clk.Now(), processor(t)
 			rs, err := foreign.Read(t.Context())
 			if err != nil {
 				t.Error(err)
 			}
 			r = foreign.Judge(rs)
-			took = min(took, clk.Now().Sub(start))
+			took, wall = min(took, processor(t)-used), min(wall, clk.Now().Sub(start))
 			runtime.ReadMemStats(&after)
 		}
 	})
@@ -320,10 +321,20 @@ func TestManyRules(t *testing.T) {
 		t.Errorf("%d refusing chains in %+v", len(r.Refusing), r.Tables)
 	}
 	allocated := (after.TotalAlloc - before.TotalAlloc) >> 10
-	t.Logf("read and judged in %v, %d KiB allocated", took, allocated)
+	t.Logf("read and judged in %v, %v on the clock, %d KiB allocated", took, wall, allocated)
 	if took > 400*time.Millisecond || allocated > 12<<10 {
 		t.Errorf("10,000 rules took %v and %d KiB", took, allocated)
 	}
+}
+
+// processor is the time the calling thread has had.
+func processor(t testing.TB) time.Duration {
+	t.Helper()
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_THREAD, &u); err != nil {
+		t.Error(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 func BenchmarkRead(b *testing.B) {
