@@ -71,7 +71,7 @@ func (d *Door) answer(ctx context.Context, who verb.Caller, b []byte) (any, erro
 	}
 	got, err := d.cfg.Records.Enrol(ctx, records.EnrolAsk{Invitation: in.ID, Key: ask.Key, Curve: ask.Curve, MachineID: ask.MachineID, Profile: &ask.Profile})
 	if err != nil {
-		return nil, err
+		return nil, records.Told(err)
 	}
 	if got.New {
 		d.cfg.Log.Info("a machine was let in", "node", got.Node, "invitation", in.ID)

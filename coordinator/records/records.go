@@ -66,7 +66,7 @@ func Open(ctx context.Context, path string, o Options) (*Store, error) {
 	}
 	db, err := sqlite.Open(ctx, path, sqlite.Options{ID: ApplicationID, Migrations: dir, CacheKiB: 8 << 10})
 	if err != nil {
-		return nil, fmt.Errorf("open records: %w", err)
+		return nil, fmt.Errorf("open records: %w", Told(err))
 	}
 	return &Store{db: db, clk: o.Clock, rand: o.Rand, own: o.Own, builds: map[string]*Build{}, kept: map[subject.Node]kept{}}, nil
 }

@@ -169,7 +169,7 @@ func handle[A, R any](s *Server, v subject.Verb, fn func(context.Context, record
 		if line.Level != controller.Read && err == nil {
 			s.cfg.Users.Kick()
 		}
-		return answer, err
+		return answer, records.Told(err)
 	}
 }
 
