@@ -138,6 +138,13 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if a.machine.Close != nil {
 		defer func() { err = errors.Join(err, a.machine.Close()) }()
 	}
+	if f := a.machine.Filter; f != nil {
+		// Before anybody is told how this machine is: a first report that knows no uplinks yet would be
+		// answered with a declaration without a filter.
+		if err := f.Start(ctx); err != nil && ctx.Err() == nil {
+			cfg.Log.Error("packet filter not started", "err", err) // its Run tries again
+		}
+	}
 	if a.conn, err = bus.Connect(ctx, a.options()); err != nil {
 		return err
 	}

@@ -31,7 +31,7 @@ func TestDeclaredAppliedReported(t *testing.T) {
 	r.links = &filter.Links{Uplinks: []string{"eth0"}, Outside: []string{"eth0"}}
 	r.start()
 	first := r.report()
-	if first.Apply.Outcome != report.None || first.Apply.Seq != 0 || first.Boot == "" || first.Agent.Digest != strings.Repeat("ab", 32) || first.Profile == nil {
+	if first.Apply.Outcome != report.None || first.Apply.Seq != 0 || first.Boot == "" || first.Agent.Digest != strings.Repeat("ab", 32) || first.Profile == nil || len(first.Uplinks) != 1 {
 		t.Errorf("the first report: %+v", first)
 	}
 	c := content(t, mod("notes", "one", "web"))
