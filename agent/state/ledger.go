@@ -58,7 +58,7 @@ func (s *Store) Ledger(context.Context) ([]Row, error) {
 
 // loadLedger holds mu.
 func (s *Store) loadLedger(ctx context.Context) error {
-	rows, err := query(ctx, s.db, func(rows *sql.Rows) (r Row, err error) {
+	rows, err := query(ctx, s.db(), func(rows *sql.Rows) (r Row, err error) {
 		var at int64
 		var mark string
 		err = rows.Scan(&r.ID, &r.Module, &r.Kind, &r.Phase, &r.Made, &r.Keep, &r.Sum, &r.Want, &r.Trigger, &r.WantTrigger, &at, &mark)
@@ -113,7 +113,7 @@ func (s *Store) Done(ctx context.Context, b Batch) error {
 		return nil
 	}
 	now := s.clock.Now().UTC().Truncate(time.Millisecond)
-	err := s.db.WriteLazy(ctx, func(tx *sql.Tx) error {
+	err := s.db().WriteLazy(ctx, func(tx *sql.Tx) error {
 		for _, id := range b.Delete {
 			if _, err := tx.ExecContext(ctx, `DELETE FROM ledger WHERE id = ?`, id); err != nil {
 				return err

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"time"
 )
 
@@ -53,7 +54,7 @@ func (s *Store) Put(ctx context.Context, o Out) (Out, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	rows, bytes, dropped := s.rows+1, s.bytes+int64(len(o.Body)), uint64(0)
-	err = s.db.WriteLazy(ctx, func(tx *sql.Tx) error {
+	err = s.db().WriteLazy(ctx, func(tx *sql.Tx) error {
 		if err := deleteOut(ctx, tx, s.acked); err != nil {
 			return err
 		}
@@ -140,7 +141,7 @@ func (s *Store) Next(ctx context.Context, n int) ([]Out, error) {
 	if err := s.deleteAcked(ctx); err != nil {
 		return nil, err
 	}
-	out, err := query(ctx, s.db, func(rows *sql.Rows) (o Out, err error) {
+	out, err := query(ctx, s.db(), func(rows *sql.Rows) (o Out, err error) {
 		var at int64
 		err = rows.Scan(&o.N, &o.ID, &o.Subject, &o.Kind, &o.Body, &at)
 		o.At = time.UnixMilli(at).UTC()
@@ -193,7 +194,7 @@ func (s *Store) ackedNow(ctx context.Context, ids []string) error {
 		return nil
 	}
 	rows, bytes := s.rows, s.bytes
-	err := s.db.WriteLazy(ctx, func(tx *sql.Tx) error {
+	err := s.db().WriteLazy(ctx, func(tx *sql.Tx) error {
 		for _, id := range ids {
 			var size int64
 			err := tx.QueryRowContext(ctx, `DELETE FROM outbox WHERE id = ? RETURNING length(body)`, id).Scan(&size)
@@ -228,7 +229,7 @@ func (s *Store) deleteAcked(ctx context.Context) error {
 	if len(s.acked) == 0 {
 		return nil
 	}
-	if err := s.db.WriteLazy(ctx, func(tx *sql.Tx) error { return deleteOut(ctx, tx, s.acked) }); err != nil {
+	if err := s.db().WriteLazy(ctx, func(tx *sql.Tx) error { return deleteOut(ctx, tx, s.acked) }); err != nil {
 		return fmt.Errorf("acknowledge in the outbox: %w", err)
 	}
 	s.acked = nil
@@ -255,12 +256,10 @@ func (s *Store) loadOutbox(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if len(b) > 0 {
-		if _, err := fmt.Sscan(string(b), &s.dropped); err != nil {
-			return err
-		}
+	if n, err := strconv.ParseUint(string(b), 10, 64); err == nil { // what rotted is no reason not to start
+		s.dropped = n
 	}
-	err = s.db.Read().QueryRowContext(ctx, `SELECT count(*), coalesce(sum(length(body)), 0) FROM outbox`).Scan(&s.rows, &s.bytes)
+	err = s.db().Read().QueryRowContext(ctx, `SELECT count(*), coalesce(sum(length(body)), 0) FROM outbox`).Scan(&s.rows, &s.bytes)
 	s.whole = s.rows == 0
 	return err
 }
@@ -295,13 +294,12 @@ func (s *Store) reserve(ctx context.Context) error {
 		return err
 	}
 	if ok {
-		if _, err := fmt.Sscan(string(b), &from); err != nil {
-			return err
-		}
-	} else {
+		from, err = strconv.ParseUint(string(b), 10, 64)
+	}
+	if !ok || err != nil { // what rotted counts as lost
 		from = uint64(max(s.clock.Now().UnixMilli(), 0))
 	}
-	if err := s.putMeta(ctx, s.db.Write, "report.number", []byte(fmt.Sprint(from+numberBlock))); err != nil {
+	if err := s.putMeta(ctx, s.db().Write, "report.number", []byte(fmt.Sprint(from+numberBlock))); err != nil {
 		return err
 	}
 	s.number, s.reserved = from, from+numberBlock

@@ -72,7 +72,7 @@ func (s *Store) Modules() []report.Module {
 
 // loadModules holds mu.
 func (s *Store) loadModules(ctx context.Context) error {
-	all, err := query(ctx, s.db, func(rows *sql.Rows) (m report.Module, err error) {
+	all, err := query(ctx, s.db(), func(rows *sql.Rows) (m report.Module, err error) {
 		err = rows.Scan(&m.Name, &m.Build, &m.State, &m.Detail, &m.Since, &m.Restarts)
 		return m, err
 	}, `SELECT name, build, state, detail, since, restarts FROM module`)
@@ -125,7 +125,7 @@ func (s *Store) AddProblem(ctx context.Context, text string) error {
 		return nil
 	}
 	p := report.Problem{At: s.clock.Now().UnixMilli(), Text: text}
-	err := s.db.WriteLazy(ctx, func(tx *sql.Tx) error {
+	err := s.db().WriteLazy(ctx, func(tx *sql.Tx) error {
 		return ring(ctx, tx, "problem", MaxProblems, `INSERT INTO problem (at, text) VALUES (?, ?)`, p.At, p.Text)
 	})
 	if err != nil {
@@ -147,7 +147,7 @@ func (s *Store) Problems(ctx context.Context, n int) ([]report.Problem, error) {
 }
 
 func (s *Store) readProblems(ctx context.Context, n int) ([]report.Problem, error) {
-	return query(ctx, s.db, func(rows *sql.Rows) (p report.Problem, err error) {
+	return query(ctx, s.db(), func(rows *sql.Rows) (p report.Problem, err error) {
 		err = rows.Scan(&p.At, &p.Text)
 		return p, err
 	}, `SELECT at, text FROM problem ORDER BY n DESC LIMIT ?`, n)
@@ -170,7 +170,7 @@ func putPast(ctx context.Context, tx *sql.Tx, p Past, now time.Time) error {
 
 // History is the last n applies, newest first.
 func (s *Store) History(ctx context.Context, n int) ([]Past, error) {
-	return query(ctx, s.db, func(rows *sql.Rows) (p Past, err error) {
+	return query(ctx, s.db(), func(rows *sql.Rows) (p Past, err error) {
 		var took, at int64
 		err = rows.Scan(&p.Seq, &p.Outcome, &p.Why, &p.Steps, &took, &at)
 		p.Took, p.At = time.Duration(took)*time.Millisecond, time.UnixMilli(at).UTC()
@@ -200,7 +200,7 @@ func (s *Store) Drift(ctx context.Context, n int) ([]report.Drift, error) {
 }
 
 func (s *Store) readDrift(ctx context.Context, n int) ([]report.Drift, error) {
-	return query(ctx, s.db, func(rows *sql.Rows) (d report.Drift, err error) {
+	return query(ctx, s.db(), func(rows *sql.Rows) (d report.Drift, err error) {
 		var module string
 		err = rows.Scan(&module, &d.Thing, &d.What, &d.Repaired, &d.At)
 		d.Module = subject.Module(module)

@@ -12,10 +12,15 @@ import (
 	"mesh/shared/sqlite"
 )
 
-// SQLite's words for a file that is no database any more (sqlite3.h).
+// SQLite's words (sqlite3.h); codeCorrupt and codeNotADB are for a file that is no database any more.
 const (
-	codeCorrupt = 11
-	codeNotADB  = 26
+	codeReadOnly   = 8
+	codeIO         = 10
+	codeCorrupt    = 11
+	codeFull       = 13
+	codeConstraint = 19
+	codeMismatch   = 20
+	codeNotADB     = 26
 )
 
 // recoverOpen opens the store whatever state its files are in, and says what it found.
@@ -30,10 +35,12 @@ func recoverOpen(ctx context.Context, c Config) (db *sqlite.DB, notes []string, 
 		if errAside != nil {
 			return nil, nil, fmt.Errorf("set the damaged store aside: %w", errors.Join(err, errAside))
 		}
-		notes = append(notes, fmt.Sprintf("the store was damaged (%v); it was set aside as %s and a fresh one begun. "+
-			"What mesh put on this machine is recognized by its content; what is not declared any more may stay behind", err, aside))
+		damage := err
 		lost = false
-		db, err = openChecked(ctx, c.Path)
+		if db, err = openChecked(ctx, c.Path); err == nil {
+			notes = append(notes, fmt.Sprintf("the store was damaged (%v); it was set aside as %s and a fresh one begun with what could be read of it: %s. "+
+				"What else mesh put on this machine is recognized by its content; what is not declared any more may stay behind", damage, aside, salvageFile(ctx, aside, db)))
+		}
 	}
 	if err != nil {
 		return nil, nil, err
@@ -63,15 +70,10 @@ var errDamaged = errors.New("the check at start failed")
 
 // isDamage tells a broken file from one that cannot be opened for another reason, such as a full disk.
 func isDamage(err error) bool {
-	var coded interface{ Code() int }
 	if refusal.Of(err) != nil {
 		return false
 	}
-	if errors.As(err, &coded) {
-		code := coded.Code() & 0xff
-		return code == codeCorrupt || code == codeNotADB
-	}
-	return errors.Is(err, errDamaged)
+	return code(err) == codeCorrupt || code(err) == codeNotADB || errors.Is(err, errDamaged)
 }
 
 // setAside moves the broken set, which belongs together: the WAL may hold commits the file lacks.

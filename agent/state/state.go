@@ -7,8 +7,11 @@
 // survives the death of the process at once, and what a power cut takes is found again by looking at
 // the machine (facts/host.md §1.4, §5).
 //
-// A store that is damaged is set aside under a dated name and a fresh one begun; one that was lost is
-// noticed by the marker beside it. Both are said (Notes). The package starts no goroutine; the methods
+// A store that is damaged is set aside under a dated name and a fresh one begun with what can still be read
+// of it; one that was lost is noticed by the marker beside it; one that is deleted under a running agent is
+// written anew (Keep). All are said (Notes). What mesh made and the ledger does not know any more is
+// recognized by looking: a unit by its mark, a file by its content being the declared one; a file with other
+// content counts as somebody's, is not touched, and is named. The package starts no goroutine; the methods
 // may be called from several at once. It decides nothing about the machine.
 package state
 
@@ -22,6 +25,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"mesh/shared/clock"
@@ -58,7 +62,8 @@ type Config struct {
 
 // Store is the agent's open store.
 type Store struct {
-	db    *sqlite.DB
+	at    atomic.Pointer[sqlite.DB]
+	path  string
 	clock clock.Clock
 	rand  io.Reader
 	log   *slog.Logger
@@ -80,7 +85,11 @@ type Store struct {
 	number   uint64
 	reserved uint64
 	tidy     func() error // what Close does first; nil for a reader
+	inode    uint64       // of the file
+	left     []*sqlite.DB // files that were deleted while they were open
 }
+
+func (s *Store) db() *sqlite.DB { return s.at.Load() }
 
 // Accepted is a declaration this node accepted.
 type Accepted struct {
@@ -95,9 +104,18 @@ type Accepted struct {
 func Open(ctx context.Context, c Config) (*Store, error) {
 	db, notes, err := recoverOpen(ctx, c)
 	if err != nil {
-		return nil, err
+		return nil, Named(err, "to start without a store")
 	}
-	s := &Store{db: db, clock: c.Clock, rand: c.Rand, log: c.Log, notes: notes}
+	s := &Store{path: c.Path, clock: c.Clock, rand: c.Rand, log: c.Log}
+	s.at.Store(db)
+	notes, err = s.dropRotten(ctx, notes)
+	if err == nil {
+		s.inode, err = inodeOf(c.Path)
+	}
+	s.notes = notes
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("read the store %s: %w", c.Path, err), db.Close())
+	}
 	if err := s.load(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("read the store %s: %w", c.Path, err), db.Close())
 	}
@@ -121,7 +139,8 @@ func OpenReadOnly(ctx context.Context, path string, clk clock.Clock) (*Store, er
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{db: db, clock: clk, log: slog.New(slog.DiscardHandler)}
+	s := &Store{path: path, clock: clk, log: slog.New(slog.DiscardHandler)}
+	s.at.Store(db)
 	if err := s.load(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("read the store %s: %w", path, err), db.Close())
 	}
@@ -134,7 +153,11 @@ func (s *Store) Close() error {
 	if s.tidy != nil {
 		err = s.tidy()
 	}
-	return errors.Join(err, s.db.Close())
+	err = errors.Join(err, s.db().Close())
+	for _, db := range s.left {
+		err = errors.Join(err, db.Close())
+	}
+	return err
 }
 
 // Notes says what was wrong with the store when it was opened, for people; usually nothing.
@@ -152,7 +175,7 @@ func migrations() fs.FS {
 func (s *Store) load(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	r := s.db.Read()
+	r := s.db().Read()
 	var at int64
 	err := r.QueryRowContext(ctx, `SELECT seq, digest, accepted FROM declaration ORDER BY seq DESC LIMIT 1`).
 		Scan(&s.newest.Seq, &s.newest.Digest, &at)
@@ -187,7 +210,7 @@ func (s *Store) Accept(ctx context.Context, seq uint64, digest string, signed []
 		return false, err
 	}
 	now := s.clock.Now().UTC().Truncate(time.Millisecond)
-	err = s.db.Write(ctx, func(tx *sql.Tx) error {
+	err = s.db().Write(ctx, func(tx *sql.Tx) error {
 		if _, err := tx.ExecContext(ctx, `INSERT INTO declaration (seq, digest, signed, accepted) VALUES (?, ?, ?, ?)`,
 			int64(seq), digest, signed, now.UnixMilli()); err != nil {
 			return err
@@ -263,7 +286,7 @@ func (s *Store) Current(ctx context.Context) (a Accepted, ok bool, err error) {
 func (s *Store) Accepted(ctx context.Context) ([]Accepted, error) { return s.accepted(ctx, Kept) }
 
 func (s *Store) accepted(ctx context.Context, n int) ([]Accepted, error) {
-	return query(ctx, s.db, func(rows *sql.Rows) (a Accepted, err error) {
+	return query(ctx, s.db(), func(rows *sql.Rows) (a Accepted, err error) {
 		var at int64
 		err = rows.Scan(&a.Seq, &a.Digest, &a.Signed, &at)
 		a.At = time.UnixMilli(at).UTC()
