@@ -1,12 +1,13 @@
 // Package show is what the agent says about its machine to whoever stands at it, bus or no bus, daemon
 // up or down (NOD-10). The daemon keeps one Document beside it in /run, written when something changed;
-// the command reads that, and with the daemon down makes one from the store. The JSON form is stable:
-// fields are only added.
+// the command reads that, and with the daemon down makes one from the store. What it prints as JSON (Page)
+// is stable: fields are only added. The package owns no goroutine.
 package show
 
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"mesh/shared/refusal"
 	"mesh/shared/report"
@@ -33,10 +34,12 @@ type Document struct {
 	Uplinks     []string        `json:"uplinks"`
 	Tunnel      string          `json:"tunnel,omitempty"`
 	Filter      *report.Filter  `json:"filter,omitempty"`
-	Drift       []report.Drift  `json:"drift"`
-	Strays      []string        `json:"strays"`
-	Outbox      Outbox          `json:"outbox"`
-	FreeDisk    int64           `json:"free_disk"`
+	// Drift is what was found changed by hand, newest first; Left is what of it stays as it is.
+	Drift    []report.Drift `json:"drift"`
+	Left     []report.Drift `json:"left"`
+	Strays   []string       `json:"strays"`
+	Outbox   Outbox         `json:"outbox"`
+	FreeDisk int64          `json:"free_disk"`
 	// Problems are the last ones, newest first.
 	Problems []report.Problem `json:"problems"`
 	Profile  *report.Profile  `json:"profile,omitempty"`
@@ -65,7 +68,7 @@ type Declaration struct {
 	Accepted int64            `json:"accepted,omitempty"`
 	Outcome  report.Outcome   `json:"outcome"`
 	Refused  *refusal.Refusal `json:"refused,omitempty"`
-	// RefusedSeq is a newer declaration that was not accepted.
+	// RefusedSeq is another declaration, which was not accepted; Outcome and Refused are about that one then.
 	RefusedSeq uint64 `json:"refused_seq,omitempty"`
 	TookMS     int64  `json:"took_ms,omitempty"`
 	Drift      string `json:"drift,omitempty"`
@@ -93,21 +96,14 @@ func (d *Document) Judge() (Verdict, []string) {
 	var amiss []string
 	add := func(format string, args ...any) { amiss = append(amiss, fmt.Sprintf(format, args...)) }
 	if !d.Daemon.Up {
-		add("the agent is not running: what follows is what it last knew; start it with \"systemctl start mesh-agent\"")
+		add("the agent is not running; what follows is what it last knew\ndo: %s", startAgent)
 	}
-	switch d.Declaration.Outcome {
-	case report.Refused, report.Failed:
-		if r := d.Declaration.Refused; r != nil {
-			add("%s", r.Error())
-		} else {
-			add("declaration %d: %s", d.Declaration.Seq, d.Declaration.Outcome)
-		}
-	case report.Applying:
-		add("declaration %d is being applied", d.Declaration.Seq)
+	if words := d.accountWords(); words != "" {
+		add("%s", words)
 	}
 	for _, m := range d.Modules {
 		if m.State != report.Running {
-			add("module %s is %s: %s", m.Name, m.State, m.Detail)
+			add("%s", moduleWords(m))
 		}
 	}
 	if d.Filter != nil && d.Filter.Why != "" {
@@ -116,13 +112,62 @@ func (d *Document) Judge() (Verdict, []string) {
 	if d.Daemon.Up && !d.Bus.Up {
 		add("the bus is away (%s); the machine goes on by itself", orUnknown(d.Bus.Why))
 	}
-	if i := slices.IndexFunc(d.Drift, func(x report.Drift) bool { return !x.Repaired }); i >= 0 {
-		add("%s: %s (left as it is: this node only reports drift)", d.Drift[i].Thing, d.Drift[i].What)
+	for _, x := range d.Left {
+		add("%s was changed by hand and stays so: %s\ndo: undo it, or have it undone: \"mesh-coordinator node set %s drift=repair\" and push", x.Thing, x.What, d.Node)
 	}
 	if len(amiss) == 0 {
 		return Well, nil
 	}
 	return Amiss, amiss
+}
+
+const startAgent = "systemctl start mesh-agent"
+
+// accountWords is what is amiss with the declaration; "" for nothing, and for what a module says by itself.
+func (d *Document) accountWords() string {
+	x := d.Declaration
+	switch x.Outcome {
+	case report.Applying:
+		return fmt.Sprintf("declaration %d is being applied", x.Seq)
+	case report.Refused:
+		if x.Refused == nil {
+			return fmt.Sprintf("declaration %d was refused", x.RefusedSeq)
+		}
+		return x.Refused.Error()
+	case report.Failed:
+		if x.Refused == nil {
+			return fmt.Sprintf("declaration %d could not be carried out whole", x.Seq)
+		}
+		name, isModule := strings.CutPrefix(x.Refused.What, "module ")
+		if isModule && slices.ContainsFunc(d.Modules, func(m report.Module) bool { return string(m.Name) == name && m.State != report.Running }) {
+			return ""
+		}
+		return strings.TrimPrefix(x.Refused.Error(), "refused: ")
+	}
+	return ""
+}
+
+// moduleWords is what is amiss with a module, and what to do.
+func moduleWords(m report.Module) string {
+	s := fmt.Sprintf("module %s: %s", m.Name, stateWords(m.State))
+	if m.Detail != "" {
+		s += ": " + m.Detail
+	}
+	if m.State == report.Broken {
+		s += fmt.Sprintf("\ndo: look at \"journalctl -u 'mesh-%s-*'\"; it is tried again by itself", m.Name)
+	}
+	return s
+}
+
+// stateWords is a state in a sentence.
+func stateWords(s report.State) string {
+	switch s {
+	case report.Pending:
+		return "not reached yet"
+	case report.Unknown:
+		return "it cannot be told how it is"
+	}
+	return string(s)
 }
 
 func orUnknown(s string) string {

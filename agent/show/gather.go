@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"mesh/agent/state"
+	"mesh/shared/refusal"
 	"mesh/shared/report"
 	"mesh/shared/subject"
 )
@@ -36,6 +37,7 @@ type Runtime struct {
 	Tunnel      string
 	Filter      *report.Filter
 	Strays      []string
+	Left        []report.Drift
 	FreeDisk    int64
 	Profile     *report.Profile
 	// Sending is how many messages of the outbox are on their way.
@@ -46,7 +48,7 @@ type Runtime struct {
 // Gather makes a Document from the store and what the daemon knows.
 func Gather(ctx context.Context, s *state.Store, r Runtime) (*Document, error) {
 	d := &Document{Format: Format, Node: r.Node, Mesh: r.Mesh, At: r.At, Agent: r.Agent, Daemon: r.Daemon, Bus: r.Bus, Declaration: r.Declaration,
-		Modules: s.Modules(), Uplinks: r.Uplinks, Tunnel: r.Tunnel, Filter: r.Filter, Strays: r.Strays, FreeDisk: r.FreeDisk, Profile: r.Profile}
+		Modules: s.Modules(), Uplinks: r.Uplinks, Tunnel: r.Tunnel, Filter: r.Filter, Strays: r.Strays, Left: r.Left, FreeDisk: r.FreeDisk, Profile: r.Profile}
 	var err error
 	if d.Drift, err = s.Drift(ctx, lastDrift); err != nil {
 		return nil, fmt.Errorf("read drift: %w", err)
@@ -67,22 +69,33 @@ func Gather(ctx context.Context, s *state.Store, r Runtime) (*Document, error) {
 	return d, nil
 }
 
-// fromHistory says how the last apply went, for a daemon that has not applied anything yet and for one
-// that is down.
+// fromHistory says how the last apply went, for a daemon that is down.
 func fromHistory(ctx context.Context, s *state.Store, d *Declaration) error {
 	d.Seq, _ = s.Newest()
 	d.Outcome = report.None
-	past, err := s.History(ctx, 1)
-	if err != nil {
-		return fmt.Errorf("read history: %w", err)
+	if at := s.NewestAt(); !at.IsZero() {
+		d.Accepted = at.UnixMilli()
 	}
-	if len(past) > 0 {
-		d.Outcome, d.TookMS = past[0].Outcome, past[0].Took.Milliseconds()
-		if past[0].Seq > d.Seq {
-			d.RefusedSeq = past[0].Seq
-		}
+	past, err := s.History(ctx, 1)
+	if err != nil || len(past) == 0 {
+		return err
+	}
+	last := past[0]
+	d.Outcome, d.TookMS = last.Outcome, last.Took.Milliseconds()
+	if last.Seq != d.Seq {
+		d.RefusedSeq = last.Seq
+	}
+	if last.Why != "" {
+		d.Refused = unfold(last.Why)
 	}
 	return nil
+}
+
+// unfold makes of a refusal in one line, as the history has it, a refusal.
+func unfold(line string) *refusal.Refusal {
+	line, do, _ := strings.Cut(strings.TrimPrefix(line, "refused: "), "; do: ")
+	what, why, _ := strings.Cut(line, ": ")
+	return &refusal.Refusal{What: what, Why: why, Do: do}
 }
 
 // fill makes empty lists of missing ones: a list is never null in the JSON.
@@ -95,6 +108,9 @@ func (d *Document) fill() {
 	}
 	if d.Drift == nil {
 		d.Drift = []report.Drift{}
+	}
+	if d.Left == nil {
+		d.Left = []report.Drift{}
 	}
 	if d.Strays == nil {
 		d.Strays = []string{}
@@ -112,7 +128,11 @@ func (d *Document) Write(path string) error {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
 	tmp := filepath.Join(filepath.Dir(path), ".mesh-"+filepath.Base(path))
-	if err := os.WriteFile(tmp, append(b, '\n'), 0o644); err != nil {
+	err = os.WriteFile(tmp, append(b, '\n'), 0o644)
+	if err == nil {
+		err = os.Chmod(tmp, 0o644) // whatever the umask: everybody at the machine may look
+	}
+	if err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
 	if err := os.Rename(tmp, path); err != nil {

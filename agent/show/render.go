@@ -1,8 +1,10 @@
 package show
 
 import (
+	"bytes"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -16,37 +18,34 @@ func Render(w io.Writer, d *Document, now time.Time) error {
 	p := &printer{w: w, now: now}
 	verdict, amiss := d.Judge()
 	word := map[Verdict]string{Well: "well", Amiss: "NOT WELL", Unknown: "UNKNOWN"}[verdict]
-	p.line("%s of mesh %s: %s", d.Node, d.Mesh, word)
+	p.line("%s of mesh %s: %s", d.Node, short(d.Mesh), word)
 	for _, a := range amiss {
-		p.line("  ! %s", strings.ReplaceAll(a, "\n", "\n    "))
+		p.amiss(a)
 	}
 	p.line("")
-	p.field("agent", "%s, %s", d.Agent.Version, upDown(d.Daemon.Up, "running", "not running"))
+	p.field("agent", "%s, %s", d.Agent.Version, either(d.Daemon.Up, "running", "not running"))
 	p.field("bus", "%s", p.busWords(d))
 	p.field("declaration", "%s", p.declarationWords(d))
 	p.filterWords(d)
 	if d.Outbox.Depth > 0 || d.Outbox.Dropped > 0 {
-		p.field("outbox", "%d waiting, %d dropped", d.Outbox.Depth, d.Outbox.Dropped)
+		p.field("outbox", "%s", outboxWords(d.Outbox))
 	}
 	if d.FreeDisk > 0 {
 		p.field("free disk", "%s", size(d.FreeDisk))
 	}
 	p.modules(d.Modules)
-	for _, s := range d.Strays {
-		p.line("stray: %s has mesh's mark and nothing declares it", s)
-	}
-	if len(d.Drift) > 0 {
-		p.line("")
-		p.line("changed by hand")
-		for _, x := range d.Drift {
-			p.line("  %s ago  %s: %s (%s)", p.ago(x.At), x.Thing, x.What, upDown(x.Repaired, "repaired", "left"))
+	for i, s := range d.Strays {
+		if i == 0 {
+			p.line("")
 		}
+		p.line("stray: %s has mesh's mark, and nothing declares it", s)
 	}
+	p.drift(d.Drift)
 	if len(d.Problems) > 0 {
 		p.line("")
 		p.line("last problems")
 		for _, x := range d.Problems {
-			p.line("  %s ago  %s", p.ago(x.At), strings.ReplaceAll(x.Text, "\n", "\n    "))
+			p.line("  %s ago  %s", p.ago(x.At), indent(x.Text))
 		}
 	}
 	return p.err
@@ -55,55 +54,71 @@ func Render(w io.Writer, d *Document, now time.Time) error {
 // RenderModule prints one module.
 func RenderModule(w io.Writer, d *Document, m report.Module, now time.Time) error {
 	p := &printer{w: w, now: now}
-	p.line("%s on %s: %s", m.Name, d.Node, m.State)
+	p.line("%s on %s: %s", m.Name, d.Node, either(m.State == report.Broken, "FAILED", stateWords(m.State)))
+	if m.State != report.Running {
+		p.amiss(moduleWords(m))
+	}
+	p.stale(d)
 	p.field("build", "%s", m.Build)
 	p.field("since", "%s ago", p.ago(m.Since))
 	p.field("restarts", "%d", m.Restarts)
-	if m.Detail != "" {
-		p.field("detail", "%s", m.Detail)
-	}
+	var mine []report.Drift
 	for _, x := range d.Drift {
 		if x.Module == m.Name {
-			p.line("changed by hand %s ago: %s: %s", p.ago(x.At), x.Thing, x.What)
+			mine = append(mine, x)
 		}
 	}
+	p.drift(mine)
 	return p.err
 }
 
 // RenderFirewall prints the packet filter in the manifest's words.
 func RenderFirewall(w io.Writer, d *Document, now time.Time) error {
 	p := &printer{w: w, now: now}
+	p.stale(d)
 	p.filterWords(d)
 	if d.Filter == nil || !d.Filter.Loaded {
 		return p.err
 	}
-	p.line("open from outside:")
+	if d.Filter.Why != "" {
+		p.amiss(d.Filter.Why)
+	}
+	if len(d.Filter.Rules) > 0 {
+		p.line("open from outside:")
+	}
 	for _, r := range d.Filter.Rules {
 		p.line("  %s", r)
 	}
-	p.line("everything else that arrives over %s is refused", strings.Join(d.Uplinks, ", "))
+	p.line("%s that arrives over %s is refused", either(len(d.Filter.Rules) > 0, "everything else", "everything"), orNone(d.outside()))
 	if d.Filter.Repairs > 0 {
-		p.line("repaired %d times after others changed it", d.Filter.Repairs)
+		p.line("repaired %s since the agent started, after others changed it", times(d.Filter.Repairs))
 	}
 	return p.err
 }
 
-// RenderHistory prints past applies, newest first.
-func RenderHistory(w io.Writer, past []state.Past, now time.Time) error {
+// outside is where what arrives is filtered.
+func (d *Document) outside() string {
+	links := slices.Clone(d.Uplinks)
+	if d.Tunnel != "" {
+		links = append(links, d.Tunnel)
+	}
+	return strings.Join(links, ", ")
+}
+
+// RenderHistory prints past applies and what was changed by hand, newest first.
+func RenderHistory(w io.Writer, past []state.Past, drift []report.Drift, now time.Time) error {
 	p := &printer{w: w, now: now}
 	if len(past) == 0 {
 		p.line("nothing was ever applied here")
-		return p.err
+	} else {
+		p.table(func() {
+			p.line("AGO\tSEQ\tOUTCOME\tSTEPS\tTOOK\tWHY")
+			for _, x := range past {
+				p.line("%s\t%d\t%s\t%d\t%s\t%s", p.ago(x.At.UnixMilli()), x.Seq, x.Outcome, x.Steps, took(x.Took.Milliseconds()), oneLine(x.Why))
+			}
+		})
 	}
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	p.w = tw
-	p.line("AGO\tSEQ\tOUTCOME\tSTEPS\tTOOK\tWHY")
-	for _, x := range past {
-		p.line("%s\t%d\t%s\t%d\t%s\t%s", p.ago(x.At.UnixMilli()), x.Seq, x.Outcome, x.Steps, x.Took.Round(time.Millisecond), strings.ReplaceAll(x.Why, "\n", " "))
-	}
-	if err := tw.Flush(); err != nil && p.err == nil {
-		p.err = err
-	}
+	p.drift(drift)
 	return p.err
 }
 
@@ -124,27 +139,58 @@ func (p *printer) field(name, format string, args ...any) {
 	p.line("%-12s %s", name, fmt.Sprintf(format, args...))
 }
 
-func (p *printer) modules(ms []report.Module) {
-	p.line("")
-	if len(ms) == 0 {
-		p.line("no modules are assigned")
-		return
+// amiss prints a trouble; what to do stands below it.
+func (p *printer) amiss(text string) { p.line("  ! %s", indent(text)) }
+
+// stale says of a page that it is about the past.
+func (p *printer) stale(d *Document) {
+	if !d.Daemon.Up {
+		p.amiss("the agent is not running; this is what it last knew\ndo: " + startAgent)
 	}
+}
+
+// table aligns the columns of what fill prints.
+func (p *printer) table(fill func()) {
 	outer := p.w
-	tw := tabwriter.NewWriter(outer, 0, 0, 2, ' ', 0)
+	var b bytes.Buffer
+	tw := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	p.w = tw
-	p.line("MODULE\tSTATE\tSINCE\tRESTARTS\tBUILD\tDETAIL")
-	for _, bad := range []bool{true, false} { // the trouble first
-		for _, m := range ms {
-			if (m.State != report.Running) == bad {
-				p.line("%s\t%s\t%s\t%d\t%s\t%s", m.Name, m.State, p.ago(m.Since), m.Restarts, m.Build, strings.ReplaceAll(m.Detail, "\n", " "))
-			}
-		}
-	}
+	fill()
+	p.w = outer
 	if err := tw.Flush(); err != nil && p.err == nil {
 		p.err = err
 	}
-	p.w = outer
+	for line := range strings.Lines(b.String()) {
+		p.line("%s", strings.TrimRight(line, " \n"))
+	}
+}
+
+func (p *printer) modules(ms []report.Module) {
+	p.line("")
+	if len(ms) == 0 {
+		p.line("no module is assigned to this machine")
+		return
+	}
+	p.table(func() {
+		p.line("MODULE\tSTATE\tSINCE\tRESTARTS\tBUILD\tDETAIL")
+		for _, bad := range []bool{true, false} { // the trouble first
+			for _, m := range ms {
+				if (m.State != report.Running) == bad {
+					p.line("%s\t%s\t%s\t%d\t%s\t%s", m.Name, m.State, p.ago(m.Since), m.Restarts, m.Build, oneLine(m.Detail))
+				}
+			}
+		}
+	})
+}
+
+func (p *printer) drift(all []report.Drift) {
+	for i, x := range all {
+		if i == 0 {
+			p.line("")
+			p.line("changed by hand")
+		}
+		p.line("  %s ago  %s: %s (%s)", p.ago(x.At), x.Thing, x.What, either(x.Repaired, "repaired", "left as it was"))
+	}
 }
 
 func (p *printer) busWords(d *Document) string {
@@ -159,20 +205,44 @@ func (p *printer) busWords(d *Document) string {
 
 func (p *printer) declarationWords(d *Document) string {
 	x := d.Declaration
-	if x.Seq == 0 {
-		return "none yet: the coordinator has not sent one"
+	refused := ""
+	if x.Outcome == report.Refused {
+		refused = fmt.Sprintf("; %d was refused", x.RefusedSeq)
+		if x.RefusedSeq == 0 {
+			refused = "; one that could not be read was refused"
+		}
 	}
-	s := fmt.Sprintf("%d, %s", x.Seq, x.Outcome)
+	if x.Seq == 0 {
+		return "none yet: the coordinator has not sent one" + refused
+	}
+	s := fmt.Sprintf("%d", x.Seq)
 	if x.Accepted > 0 {
 		s += fmt.Sprintf(", accepted %s ago", p.ago(x.Accepted))
 	}
-	if x.TookMS > 0 {
-		s += fmt.Sprintf(" (took %v)", time.Duration(x.TookMS)*time.Millisecond)
+	switch {
+	case x.Outcome == report.Applied:
+		if s += ", applied"; x.TookMS > 0 {
+			s += " in " + took(x.TookMS)
+		}
+	case x.Outcome == report.Applying:
+		s += ", being applied"
+	case x.Outcome == report.Failed && x.RefusedSeq != 0:
+		s += fmt.Sprintf("; %d could not be taken in yet", x.RefusedSeq)
+	case x.Outcome == report.Failed:
+		s += ", NOT carried out whole"
 	}
-	if x.RefusedSeq > x.Seq {
-		s += fmt.Sprintf("; %d was refused", x.RefusedSeq)
+	return s + refused
+}
+
+func outboxWords(o Outbox) string {
+	var words []string
+	if o.Depth > 0 {
+		words = append(words, fmt.Sprintf("%s for the bus", either(o.Depth == 1, "1 report waits", fmt.Sprintf("%d reports wait", o.Depth))))
 	}
-	return s
+	if o.Dropped > 0 {
+		words = append(words, fmt.Sprintf("%d dropped: it was full", o.Dropped))
+	}
+	return strings.Join(words, ", ")
 }
 
 func (p *printer) filterWords(d *Document) {
@@ -188,9 +258,9 @@ func (p *printer) filterWords(d *Document) {
 	case f == nil:
 		p.field("filter", "none is declared; the machine's own is left as it is")
 	case !f.Loaded:
-		p.field("filter", "NOT in force: %s", orUnknown(f.Why))
+		p.field("filter", "NOT in force: %s", oneLine(orUnknown(f.Why)))
 	default:
-		p.field("filter", "in force for %s, %d openings", p.ago(f.Since), len(f.Rules))
+		p.field("filter", "in force for %s, %s", p.ago(f.Since), either(len(f.Rules) == 1, "1 opening", fmt.Sprintf("%d openings", len(f.Rules))))
 	}
 }
 
@@ -198,11 +268,11 @@ func (p *printer) ago(ms int64) string {
 	if ms == 0 {
 		return "?"
 	}
-	return Age(p.now.Sub(time.UnixMilli(ms)))
+	return age(p.now.Sub(time.UnixMilli(ms)))
 }
 
-// Age is a duration as people say it: one unit, rounded down. A clock that went back gives "0s".
-func Age(d time.Duration) string {
+// age is a duration as people say it: one unit, rounded down. A clock that went back gives "0s".
+func age(d time.Duration) string {
 	switch {
 	case d < 0:
 		return "0s"
@@ -227,8 +297,41 @@ func size(n int64) string {
 	return fmt.Sprintf("%.1f %s", f, names[i])
 }
 
-func upDown(up bool, yes, no string) string {
-	if up {
+// took is how long something took.
+func took(ms int64) string {
+	d := time.Duration(ms) * time.Millisecond
+	if d >= time.Second {
+		return d.Round(100 * time.Millisecond).String()
+	}
+	return d.String()
+}
+
+// shortMesh is how many characters of a mesh's id tell it from another to a person.
+const shortMesh = 8
+
+func short(mesh string) string { return mesh[:min(len(mesh), shortMesh)] }
+
+func times(n int) string {
+	if n == 1 {
+		return "once"
+	}
+	return fmt.Sprintf("%d times", n)
+}
+
+func orNone(links string) string {
+	if links == "" {
+		return "an uplink (there is none now)"
+	}
+	return links
+}
+
+// indent puts further lines of a text below its first.
+func indent(s string) string { return strings.ReplaceAll(s, "\n", "\n    ") }
+
+func oneLine(s string) string { return strings.ReplaceAll(s, "\n", "; ") }
+
+func either(is bool, yes, no string) string {
+	if is {
 		return yes
 	}
 	return no

@@ -49,6 +49,23 @@ func troubled() *show.Document {
 	return d
 }
 
+// dire is a machine of which nothing is right.
+func dire() *show.Document {
+	d := troubled()
+	d.Mesh, d.Tunnel = "5c3784aa91b0cd10ee", "wg0"
+	d.Declaration.RefusedSeq = 0
+	d.Filter = &report.Filter{Rules: []string{"admin: 22/tcp from anywhere"}, Why: "ufw undoes mesh's repairs (2 rules are gone); it is repaired once a minute"}
+	d.Modules = append(d.Modules, report.Module{Name: "later", Build: "build-3", State: report.Pending}, report.Module{Name: "veiled", Build: "build-4", State: report.Unknown, Detail: "systemd cannot be asked: it is gone", Since: ago(0)})
+	d.Left = []report.Drift{{Module: "hello", Thing: "file:/etc/hello.conf", What: "content differs", At: ago(time.Hour)}}
+	d.Strays = []string{"unit:mesh-old-web.service"}
+	return d
+}
+
+func past() []state.Past {
+	return []state.Past{{Seq: 8, Outcome: report.Refused, Why: "refused: a declaration: modules[0].colour: unknown field; do: upgrade the agent on this machine", At: now.Add(-time.Minute)},
+		{Seq: 7, Outcome: report.Applied, Steps: 3, Took: 1234 * time.Millisecond, At: now.Add(-time.Hour)}}
+}
+
 func golden(t *testing.T, name, got string) {
 	t.Helper()
 	path := filepath.Join("testdata", name)
@@ -73,7 +90,7 @@ func TestPages(t *testing.T) {
 	down := well()
 	down.Daemon.Up = false
 	empty := &show.Document{Format: 1, Node: "db1", Mesh: "m1", Daemon: show.Daemon{Up: true}, Bus: show.Bus{Up: true, Address: "a:1", Since: ago(0)}, Declaration: show.Declaration{Outcome: report.None}}
-	for name, d := range map[string]*show.Document{"well": well(), "troubled": troubled(), "down": down, "empty": empty} {
+	for name, d := range map[string]*show.Document{"well": well(), "troubled": troubled(), "down": down, "empty": empty, "dire": dire()} {
 		var b bytes.Buffer
 		if err := show.Render(&b, d, now); err != nil {
 			t.Fatal(err)
@@ -82,15 +99,34 @@ func TestPages(t *testing.T) {
 	}
 	var b bytes.Buffer
 	if err := errors.Join(show.RenderFirewall(&b, well(), now), show.RenderModule(&b, troubled(), troubled().Modules[1], now),
-		show.RenderHistory(&b, []state.Past{{Seq: 7, Outcome: report.Applied, Steps: 3, Took: 40 * time.Millisecond, At: now.Add(-time.Hour)}}, now)); err != nil {
+		show.RenderHistory(&b, past(), troubled().Drift, now)); err != nil {
+		t.Fatal(err)
+	}
+	for _, edit := range []func(*show.Document){
+		func(d *show.Document) { d.Daemon.Up = false },
+		func(d *show.Document) { d.Filter = nil },
+		func(d *show.Document) { d.Filter.Rules, d.Uplinks, d.Filter.Repairs = nil, nil, 1 },
+		func(d *show.Document) { d.Filter.Loaded, d.Filter.Why = false, "refused: x: y\ndo: z" },
+		func(d *show.Document) { d.Filter.Why, d.Tunnel = "the last change was refused", "wg0" },
+	} {
+		d := well()
+		edit(d)
+		if err := errors.Join(show.RenderFirewall(&b, d, now), show.RenderModule(&b, d, d.Modules[0], now)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := show.RenderHistory(&b, nil, nil, now); err != nil {
 		t.Fatal(err)
 	}
 	golden(t, "parts.txt", b.String())
-	j, err := json.MarshalIndent(troubled(), "", "  ")
-	if err != nil {
-		t.Fatal(err)
+	for name, v := range map[string]any{"troubled": troubled().Page(), "history": show.HistoryPage(past(), troubled().Drift), "module": show.ModulePage(troubled().Modules[1]),
+		"empty": (&show.Document{}).Page(), "nofilter": show.FilterPage(nil), "filter": show.FilterPage(well().Filter), "nohistory": show.HistoryPage(nil, nil)} {
+		j, err := json.MarshalIndent(v, "", "  ")
+		if err != nil {
+			t.Fatal(err)
+		}
+		golden(t, name+".json", string(j)+"\n")
 	}
-	golden(t, "troubled.json", string(j)+"\n")
 }
 
 func TestJudge(t *testing.T) {
@@ -104,7 +140,14 @@ func TestJudge(t *testing.T) {
 		"refused":                 func(d *show.Document) { d.Declaration.Outcome = report.Refused },
 		"under way":               func(d *show.Document) { d.Declaration.Outcome = report.Applying },
 		"filter":                  func(d *show.Document) { d.Filter.Why = "restored" },
-		"drift that was left":     func(d *show.Document) { d.Drift = []report.Drift{{Thing: "file:/x", What: "mode"}} },
+		"drift that stays":        func(d *show.Document) { d.Left = []report.Drift{{Thing: "file:/x", What: "mode"}} },
+		"a module failed, and so did the apply": func(d *show.Document) {
+			d.Modules[0].State, d.Modules[0].Detail = report.Broken, "it ended"
+			d.Declaration.Outcome, d.Declaration.Refused = report.Failed, &refusal.Refusal{What: "module hello", Why: "it ended", Do: "look"}
+		},
+		"an apply failed": func(d *show.Document) {
+			d.Declaration.Outcome, d.Declaration.Refused = report.Failed, &refusal.Refusal{What: "the end of module old", Why: "it stays", Do: "look"}
+		},
 	} {
 		d := well()
 		edit(d)
@@ -167,6 +210,13 @@ func TestGatherFromTheStoreAlone(t *testing.T) {
 	d, err := show.Gather(ctx, s, show.Runtime{Node: "db1"})
 	if err != nil || len(d.Modules) != 1 || d.Declaration.Outcome != report.Applied || d.Daemon.Up {
 		t.Errorf("got %+v, %v", d, err)
+	}
+	if err := s.Done(ctx, state.Batch{Past: &state.Past{Seq: 5, Outcome: report.Refused, Why: "refused: a declaration: x: y; do: z"}}); err != nil {
+		t.Fatal(err)
+	}
+	d, err = show.Gather(ctx, s, show.Runtime{Node: "db1"})
+	if want := (refusal.Refusal{What: "a declaration", Why: "x: y", Do: "z"}); err != nil || d.Declaration.Outcome != report.Refused || d.Declaration.RefusedSeq != 5 || *d.Declaration.Refused != want {
+		t.Errorf("a refusal: %+v, %v", d.Declaration, err)
 	}
 	b, err := json.Marshal(d)
 	if err != nil || strings.Contains(string(b), ":null") {

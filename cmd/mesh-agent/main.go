@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"strings"
@@ -20,22 +21,24 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	code := run(ctx, os.Args[1:])
+	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	stop()
 	os.Exit(code)
 }
 
 // run runs one command line and says its exit code.
-func run(ctx context.Context, args []string) int {
+func run(ctx context.Context, args []string, out, errs io.Writer) int {
 	var at places
 	root := root(&at)
 	root.SetArgs(args)
+	root.SetOut(out)
+	root.SetErr(errs)
 	cmd, err := root.ExecuteContextC(ctx)
 	if err != nil && !at.started {
-		fmt.Fprintln(os.Stderr, usage.Wrong(cmd, err))
+		fmt.Fprintln(errs, usage.Wrong(cmd, err))
 		return 2
 	}
-	return exit(err)
+	return exit(errs, err)
 }
 
 // verdict is an exit code that needs no words: the page has said it.
@@ -43,9 +46,9 @@ type verdict int
 
 func (v verdict) Error() string { return fmt.Sprintf("exit %d", int(v)) }
 
-// exit prints err and returns the exit code: 1 something is not well or was refused, 2 cannot tell or
-// wrong usage.
-func exit(err error) int {
+// exit prints err in two lines at most and returns the exit code: 1 something is not well or was refused,
+// 2 cannot tell or wrong usage.
+func exit(errs io.Writer, err error) int {
 	var v verdict
 	switch {
 	case err == nil:
@@ -53,11 +56,14 @@ func exit(err error) int {
 	case errors.As(err, &v):
 		return int(v)
 	}
-	text := err.Error()
-	if !strings.Contains(text, "\ndo: ") {
+	text, do, found := strings.Cut(err.Error(), "\ndo: ")
+	if text = strings.ReplaceAll(text, "\n", "; "); found {
+		text += "\ndo: " + strings.ReplaceAll(do, "\n", "; ")
+	}
+	if refusal.Of(err) == nil {
 		text = "mesh-agent: " + text
 	}
-	fmt.Fprintln(os.Stderr, text)
+	fmt.Fprintln(errs, text)
 	if refusal.Of(err) != nil {
 		return 1
 	}

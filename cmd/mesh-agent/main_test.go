@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"crypto/rand"
+	"io"
 	"log/slog"
 	"path/filepath"
 	"strings"
@@ -29,7 +30,7 @@ func TestAWrongWordIsNoCallForHelp(t *testing.T) {
 	if out, err := try(t, "shwo"); err == nil || out != "" {
 		t.Errorf("%v, %q", err, out)
 	}
-	if code := run(t.Context(), []string{"shwo"}); code != 2 {
+	if code := run(t.Context(), []string{"shwo"}, io.Discard, io.Discard); code != 2 {
 		t.Errorf("exit %d", code)
 	}
 }

@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -41,7 +43,7 @@ func showCommand(at *places) *cobra.Command {
 
 The argument is the name of a module, or one of firewall, history, declaration.
 The exit code is 0 when all is well, 1 when something is not, 2 when it cannot be told.`,
-		Example: "  mesh-agent show\n  mesh-agent show notes\n  mesh-agent show firewall\n  mesh-agent show --json | jq .modules",
+		Example: "  mesh-agent show\n  mesh-agent show notes\n  mesh-agent show firewall\n  mesh-agent show --json | jq .modules\n  mesh-agent show --watch",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			what := ""
@@ -68,10 +70,21 @@ type shower struct {
 	out    io.Writer
 }
 
+// words are what show takes that is no module's name.
+var words = []string{"firewall", "history", "declaration"}
+
+// once prints what is asked for; the error is a verdict when the page itself says what is wrong.
 func (s shower) once(ctx context.Context, w io.Writer) error {
 	switch s.what {
 	case "history":
-		return s.history(ctx, w)
+		past, drift, err := s.past(ctx)
+		if err != nil {
+			return err
+		}
+		if s.asJSON {
+			return encode(w, show.HistoryPage(past, drift))
+		}
+		return show.RenderHistory(w, past, drift, s.clk.Now())
 	case "declaration":
 		return s.declaration(ctx, w)
 	}
@@ -79,45 +92,63 @@ func (s shower) once(ctx context.Context, w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if err := s.print(w, d); err != nil {
-		return err
-	}
-	if v, _ := d.Judge(); v != show.Well && s.what == "" {
-		return verdict(v)
-	}
-	return nil
+	return s.print(w, d)
 }
 
 func (s shower) print(w io.Writer, d *show.Document) error {
-	now := s.clk.Now()
+	v, err := show.Unknown, error(nil)
 	switch s.what {
 	case "":
+		v, _ = d.Judge()
 		if s.asJSON {
-			return encode(w, d)
+			err = encode(w, d.Page())
+		} else {
+			err = show.Render(w, d, s.clk.Now())
 		}
-		return show.Render(w, d, now)
 	case "firewall":
-		if s.asJSON {
-			return encode(w, d.Filter)
+		switch {
+		case d.Daemon.Up && d.Filter != nil && (!d.Filter.Loaded || d.Filter.Why != ""):
+			v = show.Amiss
+		case d.Daemon.Up:
+			v = show.Well
 		}
-		return show.RenderFirewall(w, d, now)
+		if s.asJSON {
+			err = encode(w, show.FilterPage(d.Filter))
+		} else {
+			err = show.RenderFirewall(w, d, s.clk.Now())
+		}
+	default:
+		v, err = s.module(w, d)
 	}
-	var names []string
+	if err == nil && v != show.Well {
+		return verdict(v)
+	}
+	return err
+}
+
+// module prints one. With the agent down it is not called well, whatever it was last.
+func (s shower) module(w io.Writer, d *show.Document) (show.Verdict, error) {
+	i := slices.IndexFunc(d.Modules, func(m report.Module) bool { return string(m.Name) == s.what })
+	if i < 0 {
+		return show.Unknown, s.noModule(d)
+	}
+	m, v := d.Modules[i], show.Well
+	switch {
+	case m.State == report.Unknown, !d.Daemon.Up && m.State == report.Running:
+		v = show.Unknown
+	case m.State != report.Running:
+		v = show.Amiss
+	}
+	if s.asJSON {
+		return v, encode(w, show.ModulePage(m))
+	}
+	return v, show.RenderModule(w, d, m, s.clk.Now())
+}
+
+func (s shower) noModule(d *show.Document) error {
+	names := slices.Clone(words)
 	for _, m := range d.Modules {
-		if string(m.Name) != s.what {
-			names = append(names, string(m.Name))
-			continue
-		}
-		if s.asJSON {
-			return encode(w, m)
-		}
-		if err := show.RenderModule(w, d, m, now); err != nil {
-			return err
-		}
-		if m.State != report.Running {
-			return verdict(show.Amiss)
-		}
-		return nil
+		names = append(names, string(m.Name))
 	}
 	do := `see what there is: "mesh-agent show"`
 	if near := manifest.Suggest(s.what, names); near != "" {
@@ -152,30 +183,36 @@ func (s shower) document(ctx context.Context) (*show.Document, error) {
 
 func (s shower) open(ctx context.Context) (*state.Store, error) {
 	path := filepath.Join(s.at.state, agent.StateFile)
-	if _, err := os.Stat(path); err != nil {
-		do := `enrol it: "mesh-coordinator node invite <name>" on the coordinator, then "mesh-installer enrol <line>" here`
-		if errors.Is(err, os.ErrPermission) {
-			return nil, fmt.Errorf("%w: the agent is down and its state is for root; run it with sudo", err)
+	_, err := os.Stat(path)
+	if err == nil {
+		var f *os.File // SQLite's own words for it do not say what to do
+		if f, err = os.Open(path); err == nil {
+			err = f.Close()
 		}
-		return nil, fmt.Errorf("this machine is in no mesh: there is no %s\ndo: %s", path, do)
+	}
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return nil, fmt.Errorf("%w\ndo: run it as root: what the agent keeps is for root alone", err)
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, fmt.Errorf("this machine is in no mesh: there is no %s\ndo: enrol it: %s", path,
+			`"mesh-coordinator node invite <name>" on the coordinator, then "mesh-installer enrol <line>" here`)
+	case err != nil:
+		return nil, err
 	}
 	return state.OpenReadOnly(ctx, path, s.clk)
 }
 
-func (s shower) history(ctx context.Context, w io.Writer) error {
+func (s shower) past(ctx context.Context) (past []state.Past, drift []report.Drift, err error) {
 	store, err := s.open(ctx)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	defer store.Close()
-	past, err := store.History(ctx, pastLines)
-	if err != nil {
-		return err
+	if past, err = store.History(ctx, pastLines); err != nil {
+		return nil, nil, err
 	}
-	if s.asJSON {
-		return encode(w, past)
-	}
-	return show.RenderHistory(w, past, s.clk.Now())
+	drift, err = store.Drift(ctx, pastLines)
+	return past, drift, err
 }
 
 // declaration prints the JSON that was signed: it is for people who want to see exactly what was said.
@@ -202,23 +239,27 @@ func (s shower) declaration(ctx context.Context, w io.Writer) error {
 	return err
 }
 
-// watch prints again whenever the daemon has said something new.
+// watch prints again whenever something is other than it was; that the same is older is no change.
 func (s shower) watch(ctx context.Context) error {
 	ticks, stop := s.clk.Every(watchEvery)
 	defer stop()
 	var last []byte
 	for {
-		var b bytes.Buffer
-		err := s.once(ctx, &b)
-		var v verdict
-		if err != nil && !errors.As(err, &v) {
+		now, err := s.content(ctx)
+		if err != nil {
 			return err
 		}
-		if !bytes.Equal(b.Bytes(), last) {
-			last = bytes.Clone(b.Bytes())
-			if _, err := fmt.Fprintf(s.out, "%s\n", last); err != nil {
+		if !bytes.Equal(now, last) {
+			if last != nil {
+				if _, err := fmt.Fprintln(s.out); err != nil {
+					return err
+				}
+			}
+			var v verdict
+			if err := s.once(ctx, s.out); err != nil && !errors.As(err, &v) {
 				return err
 			}
+			last = now
 		}
 		select {
 		case <-ctx.Done():
@@ -226,4 +267,26 @@ func (s shower) watch(ctx context.Context) error {
 		case <-ticks:
 		}
 	}
+}
+
+// content is all that the page says, but ages and what changes all the time.
+func (s shower) content(ctx context.Context) ([]byte, error) {
+	switch s.what {
+	case "history":
+		past, drift, err := s.past(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return json.Marshal(show.HistoryPage(past, drift))
+	case "declaration":
+		var b bytes.Buffer
+		err := s.declaration(ctx, &b)
+		return b.Bytes(), err
+	}
+	d, err := s.document(ctx)
+	if err != nil {
+		return nil, err
+	}
+	d.At, d.FreeDisk = 0, 0
+	return json.Marshal(d)
 }
