@@ -33,7 +33,7 @@ func (e *Engine) look(ctx context.Context, w *work, manifests []manifest.Manifes
 		return err
 	}
 	w.resources, w.unreadable = resource.Expand(resource.Input{
-		Declaration: w.d, Manifests: manifests, Machine: e.cfg.Host.Machine, BundleDir: e.cfg.BundleDir,
+		Declaration: w.d, Manifests: manifests, Machine: e.cfg.Host.Machine, BundleDir: e.cfg.BundleDir, Passed: e.passed,
 		Open: func(m subject.Module, key string, s credential.Sealed) (string, error) {
 			return s.Open(e.cfg.Curve, e.cfg.Node, m, key)
 		},

@@ -63,6 +63,33 @@ type Input struct {
 	Machine Machine
 	// BundleDir is where bundles are unpacked, each in a folder named by its digest.
 	BundleDir string
+	// Passed are manifests that need not be held against the rules again; nil for none.
+	Passed Passed
+}
+
+// Passed are the manifests, by the SHA-256 of their text, that were held against the rules and kept them:
+// of the modules of a declaration, nearly all are as they were in the one before. Expand adds to it.
+type Passed map[[sha256.Size]byte]struct{}
+
+// maxPassed bounds what is remembered; past it all is forgotten.
+const maxPassed = 4096
+
+func (p Passed) check(text []byte, m *manifest.Manifest) error {
+	if p == nil {
+		return m.Check()
+	}
+	sum := sha256.Sum256(text)
+	if _, ok := p[sum]; ok {
+		return nil
+	}
+	if err := m.Check(); err != nil {
+		return err
+	}
+	if len(p) >= maxPassed {
+		clear(p)
+	}
+	p[sum] = struct{}{}
+	return nil
 }
 
 // Expand gives the resources of every module, sorted by module and in an order they can be made in, and
@@ -195,7 +222,7 @@ func expandModule(in Input, m *declaration.Module, plain *manifest.Manifest) ([]
 	if plain.Module != m.Name {
 		return nil, refusal.New("module "+string(m.Name), "its manifest is of module "+string(plain.Module), "register the module again")
 	}
-	if err := plain.Check(); err != nil {
+	if err := in.Passed.check(m.Manifest, plain); err != nil {
 		return nil, refusal.Because(err, "the manifest of module "+string(m.Name), err.Error(), "correct it and register the module again")
 	}
 	if err := meets(in.Machine, plain); err != nil {
