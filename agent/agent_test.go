@@ -196,6 +196,32 @@ func TestDriftIsRepairedAtOnceAndSaidOnce(t *testing.T) {
 	r.silent("the change was said")
 }
 
+// With drift=report a change by hand stays, and show says so until somebody undoes it.
+func TestDriftThatIsOnlyReportedIsShownWhileItIsThere(t *testing.T) {
+	r := newRig(t).still().start()
+	c := content(t, mod("notes", "one", "web"))
+	c.Drift = declaration.ReportOnly
+	r.push(signAs(t, r.signer, "n1", 1, c))
+	r.applied(1)
+	must(t, os.WriteFile(r.root("etc/notes.conf"), []byte("edited"), 0o644))
+	r.looked(time.Minute)
+	if p := r.report(); len(p.Drift) != 1 || p.Drift[0].Repaired {
+		t.Errorf("%+v", p)
+	}
+	left := func(n int) func(show.Document) bool {
+		return func(d show.Document) bool {
+			v, _ := d.Judge()
+			return len(d.Left) == n && (v == show.Well) == (n == 0) && len(d.Drift) == 1
+		}
+	}
+	r.shows("what stays", left(1))
+	r.looked(time.Minute)
+	r.silent("it was said")
+	must(t, os.WriteFile(r.root("etc/notes.conf"), []byte("one"), 0o644))
+	r.looked(time.Minute)
+	r.shows("that it is undone", left(0))
+}
+
 func TestACrashLoopIsNewsOnce(t *testing.T) {
 	r := newRig(t).still().start()
 	r.push(r.sign(1, mod("notes", "one", "web")))

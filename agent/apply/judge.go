@@ -42,7 +42,7 @@ func (e *Engine) carry(ctx context.Context, w *work) (Result, error) {
 	states := e.after(ctx, r)
 	r.live(states)
 	result := Result{Seq: w.d.Seq, Outcome: report.Applied, Steps: r.steps, Modules: r.modules(states, paused), Strays: e.strays(w)}
-	result.Drift = e.drift(r)
+	result.Drift, result.Left = e.drift(r)
 	e.blame(r, &result, filterErr)
 	result.NextTry = r.nextTry()
 	result.Took = e.cfg.Clock.Now().Sub(w.start)
@@ -277,24 +277,29 @@ func unwell(u *resource.Unit, have plan.Unit) string {
 	return "it is " + have.Active
 }
 
-// drift is what was found changed by hand; what stays as it is, is said once.
-func (e *Engine) drift(r *run) []report.Drift {
-	var out []report.Drift
-	still := map[string]string{}
+// drift is what was found changed by hand, each once, and what of it stays as it is.
+func (e *Engine) drift(r *run) (found, left []report.Drift) {
+	still := map[string]report.Drift{}
 	for _, f := range r.w.plan.Found {
 		repaired := f.Repaired && r.failed[f.Module] == nil && r.late[f.Module] == nil
+		d := report.Drift{Module: f.Module, Thing: f.ID, What: f.What, Repaired: repaired, At: e.cfg.Clock.Now().UnixMilli()}
 		if !repaired {
 			key := f.ID + " " + f.What // there may be several of one thing
-			still[key] = f.What
-			if e.said[key] != "" {
+			old, said := e.said[key]
+			if said {
+				d = old
+			}
+			still[key] = d
+			left = append(left, d)
+			if said {
 				continue
 			}
 		}
-		out = append(out, report.Drift{Module: f.Module, Thing: f.ID, What: f.What, Repaired: repaired, At: e.cfg.Clock.Now().UnixMilli()})
+		found = append(found, d)
 		e.cfg.Log.Warn("something was changed by hand", "module", f.Module, "thing", f.ID, "what", f.What, "repaired", repaired)
 	}
 	e.said = still
-	return out
+	return found, left
 }
 
 // blame settles the outcome and, if something failed, says what came first.
