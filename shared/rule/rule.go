@@ -23,7 +23,7 @@ func ParsePort(s string) (Port, error) {
 	do := `write it as "80/tcp" or "9000-9010/udp"`
 	numbers, proto, ok := strings.Cut(s, "/")
 	if !ok || (proto != "tcp" && proto != "udp") {
-		return Port{}, refusal.New(fmt.Sprintf("the port %q", s), "the protocol after the slash is tcp or udp", do)
+		return Port{}, refusal.New(fmt.Sprintf("the port %.80q", s), "the protocol after the slash is tcp or udp", do)
 	}
 	first, last, ranged := strings.Cut(numbers, "-")
 	if !ranged {
@@ -32,7 +32,7 @@ func ParsePort(s string) (Port, error) {
 	a, errA := parseNumber(first)
 	b, errB := parseNumber(last)
 	if errA != nil || errB != nil || a > b {
-		return Port{}, refusal.New(fmt.Sprintf("the port %q", s), "a port is a number from 1 to 65535, a range runs upward", do)
+		return Port{}, refusal.New(fmt.Sprintf("the port %.80q", s), "a port is a number from 1 to 65535, a range runs upward", do)
 	}
 	return Port{a, b, proto}, nil
 }
@@ -83,13 +83,13 @@ func ParseFrom(s string) (From, error) {
 		if err != nil {
 			a, errA := netip.ParseAddr(part)
 			if errA != nil || a.Zone() != "" {
-				return From{}, refusal.New(fmt.Sprintf("from %q", s), fmt.Sprintf("%q is no address or prefix", part),
+				return From{}, refusal.New(fmt.Sprintf("from %.80q", s), fmt.Sprintf("%q is no address or prefix", part),
 					`write "anywhere", "tunnel", or addresses as "203.0.113.0/24, 2001:db8::1"`)
 			}
 			p = netip.PrefixFrom(a, a.BitLen())
 		}
 		if p != p.Masked() {
-			return From{}, refusal.New(fmt.Sprintf("from %q", s), fmt.Sprintf("%v has bits set after its length", p), fmt.Sprintf("write %v", p.Masked()))
+			return From{}, refusal.New(fmt.Sprintf("from %.80q", s), fmt.Sprintf("%v has bits set after its length", p), fmt.Sprintf("write %v", p.Masked()))
 		}
 		f.Prefixes = append(f.Prefixes, p)
 	}
