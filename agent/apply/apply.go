@@ -160,18 +160,20 @@ type Engine struct {
 	root *file.Root
 	turn chan struct{} // token: one pass at a time; it owns what follows
 
-	seen     map[string]file.State // what was read at a path and can be told unchanged by stat
-	accounts user.Accounts
-	passwd   [2]file.Fingerprint // of the files accounts was read from
-	fast     *settled            // what a look has to find unchanged to be over; nil: look at everything
-	pauses   map[subject.Module]*pause
-	lives    map[string]life         // of the units that should run
-	indexes  map[string]*index       // of the bundles that are there, by folder
-	mended   map[string]time.Time    // when a bundle's folder was put right last
-	said     map[string]report.Drift // findings that stay, as they were last said
-	refused  string                  // digest of the declaration refused last
-	filterOK bool                    // the filter of the declaration held is in force
-	booted   bool
+	passed    resource.Passed       // manifests that keep the rules
+	seen      map[string]file.State // what was read at a path and can be told unchanged by stat
+	accounts  user.Accounts
+	passwd    [2]file.Fingerprint // of the files accounts was read from
+	fast      *settled            // what a look has to find unchanged to be over; nil: look at everything
+	pauses    map[subject.Module]*pause
+	lives     map[string]life         // of the units that should run
+	indexes   map[string]*index       // of the bundles that are there, by folder
+	mended    map[string]time.Time    // when a bundle's folder was put right last
+	said      map[string]report.Drift // findings that stay, as they were last said
+	refused   string                  // digest of the declaration refused last
+	filterOK  bool                    // the filter of the declaration held is in force
+	booted    bool
+	storeGone bool // and could not be written anew
 
 	mu       sync.Mutex // guards the two below
 	declared *declaration.Declaration
@@ -201,7 +203,7 @@ func New(cfg Config) (*Engine, error) {
 	if cfg.FailPoint == nil {
 		cfg.FailPoint = func(string) {}
 	}
-	e := &Engine{cfg: cfg, root: cfg.Host.Files, turn: make(chan struct{}, 1), seen: map[string]file.State{},
+	e := &Engine{cfg: cfg, root: cfg.Host.Files, turn: make(chan struct{}, 1), passed: resource.Passed{}, seen: map[string]file.State{},
 		pauses: map[subject.Module]*pause{}, lives: map[string]life{}, indexes: map[string]*index{}, mended: map[string]time.Time{}, said: map[string]report.Drift{}}
 	e.turn <- struct{}{}
 	if e.root == nil {
@@ -271,7 +273,7 @@ func (e *Engine) Accept(ctx context.Context, signed declaration.Signed) (Result,
 		if refusal.Of(err) != nil {
 			return e.refuse(ctx, d, signed, err, start)
 		}
-		return Result{RefusedSeq: d.Seq}, err
+		return Result{RefusedSeq: d.Seq}, state.Named(err, fmt.Sprintf("declaration %d", d.Seq))
 	}
 	e.cfg.FailPoint(afterAccept)
 	e.hold(d)
@@ -290,6 +292,7 @@ func (e *Engine) Pass(ctx context.Context, cause Cause) (Result, error) {
 	}
 	defer give()
 	start := e.cfg.Clock.Now()
+	e.keepStore(ctx)
 	if cause != Boot && e.unchanged(ctx) {
 		return e.again(), nil
 	}
@@ -316,11 +319,21 @@ func (e *Engine) Pass(ctx context.Context, cause Cause) (Result, error) {
 	if rows := w.plan.Intents(); len(rows) > 0 {
 		e.cfg.FailPoint(beforeIntent)
 		if err := e.cfg.Store.Intend(ctx, rows); err != nil {
-			return Result{}, err
+			return Result{}, state.Named(err, "to begin what is to be done")
 		}
 		e.cfg.FailPoint(afterIntent)
 	}
 	return e.carry(ctx, w)
+}
+
+// keepStore sees to the store's file. That it cannot be written anew is said once, and no reason not to look
+// after the machine.
+func (e *Engine) keepStore(ctx context.Context) {
+	err := e.cfg.Store.Keep(ctx)
+	if err != nil && !e.storeGone {
+		e.cfg.Log.Error("the store's file is gone and cannot be written anew; it is tried again", "err", err)
+	}
+	e.storeGone = err != nil
 }
 
 // Preview is the plan that Accept would carry out. It changes nothing (APP-15).

@@ -47,7 +47,7 @@ func (e *Engine) carry(ctx context.Context, w *work) (Result, error) {
 	result.NextTry = r.nextTry()
 	result.Took = e.cfg.Clock.Now().Sub(w.start)
 	if err := e.record(ctx, r, result); err != nil {
-		return Result{}, err
+		return Result{}, state.Named(err, "to remember what was done")
 	}
 	result.Modules = e.cfg.Store.Modules()
 	if result.Outcome == report.Applied && result.Steps == 0 && len(w.plan.Found) == 0 && len(w.plan.Adopt)+len(w.plan.Forget) == 0 {
