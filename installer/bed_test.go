@@ -66,7 +66,7 @@ func newBed(t testing.TB) *bed {
 	none := func() error { return nil }
 	b.Installer = &Installer{From: from, Say: &b.said, Machine: Machine{
 		Root: b.root, Run: b.run, Filter: none, DropFilter: func(context.Context) error { b.call("drop filter"); return nil },
-		Listen: func(string) error { return nil }, Free: func(string) (int64, error) { return 4 << 30, nil },
+		Listen: func(string) error { return nil }, Writable: writable, Free: func(string) (int64, error) { return 4 << 30, nil },
 		Clock: hasty{clock.Real()}, Rand: rand.Reader,
 	}}
 	return b

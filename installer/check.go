@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"mesh/installer/unit"
 	"mesh/shared/refusal"
 )
@@ -33,6 +35,7 @@ func (i *Installer) checks(programs []string, disk int64) []Step {
 		{What: "check that systemd runs this machine", Reads: true, Do: i.checkSystemd},
 		{What: "check that the kernel can filter packets", Reads: true, Do: i.checkFilter},
 		{What: "check the programs", Reads: true, Do: func(ctx context.Context) (string, error) { return i.checkPrograms(ctx, programs) }},
+		{What: "check that files can be written", Reads: true, Do: i.checkWritable},
 		{What: "check the disk", Reads: true, Do: func(context.Context) (string, error) { return i.checkDisk(disk) }},
 		{What: "check the machine id", Reads: true, Do: i.checkMachineID},
 	}
@@ -120,6 +123,19 @@ func (i *Installer) versionOf(ctx context.Context, name string) (string, error) 
 		return "", fmt.Errorf("it says %q when asked for its version", out)
 	}
 	return version, nil
+}
+
+func (i *Installer) checkWritable(context.Context) (string, error) {
+	for _, folder := range []string{programFolder, unit.Folder, agentFolder} {
+		err := i.Machine.Writable(i.Machine.at(folder))
+		if errors.Is(err, unix.EROFS) {
+			err = errors.New("its file system is mounted read-only")
+		}
+		if err != nil {
+			return "", refusal.New("to install mesh in "+folder, oneLine(err), "make it writable (mount -o remount,rw), or use a system whose /etc, /var and /usr/local can be written")
+		}
+	}
+	return "files can be written", nil
 }
 
 func (i *Installer) checkDisk(least int64) (string, error) {

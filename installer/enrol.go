@@ -69,6 +69,11 @@ func (i *Installer) Enrol(ctx context.Context, line string) (Joined, error) {
 	if err != nil {
 		return Joined{}, err
 	}
+	release, err := i.alone()
+	if err != nil {
+		return Joined{}, err
+	}
+	defer func() { _ = release() }() // the end of the program does so too
 	e := i.enrolment(inv.Node)
 	e.invitation = inv
 	e.ended = inv.Seed == ""

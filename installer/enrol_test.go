@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"mesh/installer/unit"
 	"mesh/shared/clock"
@@ -207,6 +208,14 @@ func TestEnrolRefusals(t *testing.T) {
 		{"a full disk", func(_ *testing.T, b *bed, _ *door) {
 			b.Machine.Free = func(string) (int64, error) { return 5 << 20, nil }
 		}, nil, []string{"5 MiB", "make room"}},
+		{"a file system that is read-only", func(_ *testing.T, b *bed, _ *door) {
+			b.Machine.Writable = func(folder string) error {
+				if strings.HasSuffix(folder, "/usr/local/bin") {
+					return unix.EROFS
+				}
+				return nil
+			}
+		}, nil, []string{"/usr/local/bin", "mounted read-only", "remount,rw"}},
 		{"no programs", func(_ *testing.T, b *bed, _ *door) { b.From = t.TempDir() }, nil, []string{"mesh-agent", "--from"}},
 		{"a program that is a script", func(t *testing.T, b *bed, _ *door) { b.writeAt(b.From+"/mesh-agent", "#!/bin/sh\n", 0o755) }, nil, []string{"no program"}},
 		{"no machine id", func(_ *testing.T, b *bed, _ *door) { b.write("/etc/machine-id", "uninitialized\n") }, nil, []string{"uninitialized", "systemd-machine-id-setup"}},

@@ -69,6 +69,11 @@ func (i *Installer) Genesis(ctx context.Context, o GenesisOptions) (Joined, erro
 	if err != nil {
 		return Joined{}, err
 	}
+	release, err := i.alone()
+	if err != nil {
+		return Joined{}, err
+	}
+	defer func() { _ = release() }() // the end of the program does so too
 	g.enrolment = i.enrolment(node)
 	g.near = nearer(g.listen)
 	g.heard = g.seatHeard

@@ -60,6 +60,8 @@ type Machine struct {
 	DropFilter func(ctx context.Context) error
 	// Listen says why the bus could not listen at an address, or nil.
 	Listen func(address string) error
+	// Writable says why nothing can be written in a folder, or below the nearest one there is above it.
+	Writable func(folder string) error
 	// Free is how many bytes may still be written to the file system of a folder.
 	Free  func(folder string) (int64, error)
 	Clock clock.Clock
@@ -68,7 +70,7 @@ type Machine struct {
 
 // This is the machine that the process runs on.
 func This(rand io.Reader) Machine {
-	return Machine{Root: "/", UID: os.Geteuid(), Run: run, Filter: canFilter, DropFilter: dropFilter, Listen: canListen, Free: free, Clock: clock.Real(), Rand: rand}
+	return Machine{Root: "/", UID: os.Geteuid(), Run: run, Filter: canFilter, DropFilter: dropFilter, Listen: canListen, Writable: writable, Free: free, Clock: clock.Real(), Rand: rand}
 }
 
 // Installer is one run of the installer.
@@ -156,6 +158,35 @@ func canListen(address string) error {
 		return err
 	}
 	return l.Close()
+}
+
+func writable(folder string) error {
+	for { // root is refused by a file system that is mounted read-only, and by nothing else
+		err := unix.Access(folder, unix.W_OK)
+		if errors.Is(err, unix.ENOENT) && folder != "/" {
+			folder = filepath.Dir(folder)
+			continue
+		}
+		return err
+	}
+}
+
+// lockFolder is locked by an installer that changes the machine: a folder that is there leaves no file behind.
+const lockFolder = "/run"
+
+// alone refuses a second installer on the machine; release lets the next one in.
+func (i *Installer) alone() (release func() error, err error) {
+	if i.DryRun || i.Machine.UID != 0 { // who is not root is refused by the first step
+		return func() error { return nil }, nil
+	}
+	f, err := os.Open(i.Machine.at(lockFolder))
+	if err != nil {
+		return nil, fmt.Errorf("lock %s: %w", lockFolder, err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, errors.Join(refusal.New("to change this machine", "another mesh-installer is at work on it", "wait for its end and run the same command again"), f.Close())
+	}
+	return f.Close, nil
 }
 
 func free(folder string) (int64, error) {

@@ -65,6 +65,11 @@ func (i *Installer) Leave(ctx context.Context, o LeaveOptions) (Left, error) {
 	if o.Filter != FilterFound && o.Filter != FilterNone {
 		return Left{}, refusal.New(fmt.Sprintf("the packet filter %q", o.Filter), "there is no such choice", "use --filter found or --filter none")
 	}
+	release, err := i.alone()
+	if err != nil {
+		return Left{}, err
+	}
+	defer func() { _ = release() }() // the end of the program does so too
 	l := &leaving{i: i, o: o}
 	if err := i.steps(ctx, []Step{{What: "check who runs this", Reads: true, Do: i.checkRoot}, {What: "look for mesh on this machine", Reads: true, Do: l.look}}); err != nil {
 		return Left{}, err
@@ -160,7 +165,7 @@ func (l *leaving) steps() []Step {
 		Do: func(ctx context.Context) (string, error) { return "", l.i.Machine.DropFilter(ctx) }})
 	steps = append(steps, l.forget())
 	if l.coordinator {
-		steps = append(steps, l.delete("remove the records, keys and bus of the mesh in "+coordinatorFolder, coordinatorFolder),
+		steps = append(steps, l.delete("remove the records, keys and bus of the mesh in "+coordinatorFolder, coordinatorFolder, coordinatorFolder+".new"), // of an init that was killed
 			l.delete("remove "+operatorFile, operatorFile),
 			l.delete("remove "+coordinatorProgram, filepath.Join(programFolder, coordinatorProgram)))
 	}

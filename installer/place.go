@@ -2,10 +2,8 @@ package installer
 
 import (
 	"bytes"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -71,8 +69,9 @@ func (p *place) put(content []byte) (changed bool, err error) {
 	if err := p.makeFolder(); err != nil {
 		return false, err
 	}
-	p.changed = true
-	return true, replace(p.m.at(p.path), content, p.mode, p.m.Rand)
+	put, err := replace(p.m.at(p.path), content, p.mode)
+	p.changed = p.changed || put // a disk that is full leaves the file as it was, and could not take it back
+	return true, err
 }
 
 func (p *place) makeFolder() error {
@@ -92,14 +91,14 @@ func (p *place) makeFolder() error {
 
 // undo puts back what was there before.
 func (p *place) undo() error {
-	if !p.changed {
-		return nil
-	}
-	if p.there {
-		return replace(p.m.at(p.path), p.was, p.wasPut, p.m.Rand)
-	}
-	if err := remove(p.m.at(p.path)); err != nil {
+	if p.changed && p.there {
+		_, err := replace(p.m.at(p.path), p.was, p.wasPut)
 		return err
+	}
+	if p.changed {
+		if err := remove(p.m.at(p.path)); err != nil {
+			return err
+		}
 	}
 	for f := filepath.Dir(p.path); p.folder != "" && len(f) >= len(p.folder); f = filepath.Dir(f) {
 		if os.Remove(p.m.at(f)) != nil {
@@ -110,16 +109,16 @@ func (p *place) undo() error {
 }
 
 // replace writes a file under another name, syncs it, renames it into place and syncs the folder.
-// Anything less lost or emptied files in measured power cuts.
-func replace(at string, content []byte, mode fs.FileMode, rand io.Reader) (err error) {
-	var b [8]byte
-	if _, err := io.ReadFull(rand, b[:]); err != nil {
-		return fmt.Errorf("name a file: %w", err)
+// Anything less lost or emptied files in measured power cuts. The other name is always the same, so that
+// what a kill left there is not left for ever; one installer runs at a time.
+func replace(at string, content []byte, mode fs.FileMode) (put bool, err error) {
+	tmp := filepath.Join(filepath.Dir(at), ".mesh-installer-"+filepath.Base(at))
+	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return false, err
 	}
-	tmp := filepath.Join(filepath.Dir(at), ".mesh-"+hex.EncodeToString(b[:]))
 	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return err
+		return false, err
 	}
 	_, err = f.Write(content)
 	if err == nil {
@@ -132,9 +131,9 @@ func replace(at string, content []byte, mode fs.FileMode, rand io.Reader) (err e
 		err = os.Rename(tmp, at)
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("write %s: %w", at, err), os.Remove(tmp))
+		return false, errors.Join(fmt.Errorf("write %s: %w", at, err), os.Remove(tmp))
 	}
-	return syncFolder(filepath.Dir(at))
+	return true, syncFolder(filepath.Dir(at))
 }
 
 // remove removes a file that may be absent.

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"mesh/shared/refusal"
 )
 
 func TestPlace(t *testing.T) {
@@ -52,5 +54,48 @@ func TestPlace(t *testing.T) {
 	must(t, os.Symlink("/dev/null", b.at("/etc/masked")))
 	if _, err := b.Machine.place("/etc/masked", 0o644).put(nil); err == nil || !strings.Contains(err.Error(), "a link to /dev/null") {
 		t.Errorf("a link: %v", err)
+	}
+}
+
+// TestPlaceThatCannotBeWritten: what was there stays, and is not written again to be undone.
+func TestPlaceThatCannotBeWritten(t *testing.T) {
+	b := newBed(t)
+	b.write("/etc/there", "old")
+	b.write("/etc/.mesh-installer-there/in-the-way", "x")
+	b.write("/etc/new/.mesh-installer-file/in-the-way", "x")
+	before := b.tree()
+	there := b.Machine.place("/etc/there", 0o644)
+	if _, err := there.put([]byte("new")); err == nil {
+		t.Fatal("it was written")
+	}
+	must(t, there.undo())
+	fresh := b.Machine.place("/etc/new/file", 0o644)
+	if _, err := fresh.put([]byte("new")); err == nil {
+		t.Fatal("it was written")
+	}
+	must(t, fresh.undo())
+	if diff := cmp.Diff(before, b.tree()); diff != "" {
+		t.Errorf("changed %s", diff)
+	}
+}
+
+func TestASecondInstallerIsRefused(t *testing.T) {
+	b := newBed(t)
+	release, err := b.alone()
+	must(t, err)
+	for name, run := range map[string]func() error{
+		"genesis": func() error {
+			_, err := b.Genesis(t.Context(), GenesisOptions{Addresses: []string{"192.0.2.1"}})
+			return err
+		},
+		"leave": func() error { _, err := b.Leave(t.Context(), LeaveOptions{}); return err },
+	} {
+		if err := run(); refusal.Of(err) == nil || !strings.Contains(err.Error(), "another mesh-installer") {
+			t.Errorf("%s beside another: %v", name, err)
+		}
+	}
+	must(t, release())
+	if _, err := b.Leave(t.Context(), LeaveOptions{}); err != nil {
+		t.Error(err)
 	}
 }

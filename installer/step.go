@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"mesh/shared/refusal"
 )
 
@@ -110,7 +112,10 @@ func (s Step) failed(err error, did bool, left []string) error {
 	if errors.Is(err, context.Canceled) {
 		return &Failure{s.What, errors.New("it was interrupted"), again}
 	}
-	if s.Hint != "" {
+	switch {
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		again = "make room on the disk; " + again
+	case s.Hint != "":
 		again = s.Hint + "; " + again
 	}
 	return &Failure{s.What, err, again}
