@@ -48,9 +48,14 @@ func (r Row) mark() string {
 }
 
 // Ledger is every row, by id. It costs no query.
-func (s *Store) Ledger(context.Context) ([]Row, error) {
+func (s *Store) Ledger(ctx context.Context) ([]Row, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.ledger == nil { // a reader has not read it yet
+		if err := s.loadLedger(ctx); err != nil {
+			return nil, err
+		}
+	}
 	rows := slices.Collect(maps.Values(s.ledger))
 	slices.SortFunc(rows, func(a, b Row) int { return strings.Compare(a.ID, b.ID) })
 	return rows, nil

@@ -116,7 +116,7 @@ func Open(ctx context.Context, c Config) (*Store, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("read the store %s: %w", c.Path, err), db.Close())
 	}
-	if err := s.load(ctx); err != nil {
+	if err := s.load(ctx, true); err != nil {
 		return nil, errors.Join(fmt.Errorf("read the store %s: %w", c.Path, err), db.Close())
 	}
 	s.tidy = func() error { return s.forgetAcked(context.WithoutCancel(ctx)) }
@@ -141,7 +141,7 @@ func OpenReadOnly(ctx context.Context, path string, clk clock.Clock) (*Store, er
 	}
 	s := &Store{path: path, clock: clk, log: slog.New(slog.DiscardHandler)}
 	s.at.Store(db)
-	if err := s.load(ctx); err != nil {
+	if err := s.load(ctx, false); err != nil {
 		return nil, errors.Join(fmt.Errorf("read the store %s: %w", path, err), db.Close())
 	}
 	return s, nil
@@ -171,8 +171,8 @@ func migrations() fs.FS {
 	return sub
 }
 
-// load fills the mirror.
-func (s *Store) load(ctx context.Context) error {
+// load fills the mirror; without whole, not with the ledger, which is long, nor with what only a writer asks.
+func (s *Store) load(ctx context.Context, whole bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r := s.db().Read()
@@ -183,11 +183,13 @@ func (s *Store) load(ctx context.Context) error {
 		return err
 	}
 	s.newest.At = time.UnixMilli(at).UTC()
-	if err := r.QueryRowContext(ctx, `SELECT count(*) FROM declaration`).Scan(&s.held); err != nil {
-		return err
-	}
-	if err := s.loadLedger(ctx); err != nil {
-		return err
+	if whole {
+		if err := r.QueryRowContext(ctx, `SELECT count(*) FROM declaration`).Scan(&s.held); err != nil {
+			return err
+		}
+		if err := s.loadLedger(ctx); err != nil {
+			return err
+		}
 	}
 	if err := s.loadOutbox(ctx); err != nil {
 		return err
