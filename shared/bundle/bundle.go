@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"io"
 	"regexp"
+	"sync"
 
 	"mesh/shared/refusal"
 )
@@ -39,12 +40,12 @@ func Span(n int, size int64) (offset, length int64) {
 	return offset, max(0, min(ChunkSize, size-offset))
 }
 
-var digestForm = regexp.MustCompile(`^[0-9a-f]{64}$`)
+var digestForm = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[0-9a-f]{64}$`) })
 
 // CheckDigest says why s cannot be the digest of a bundle, or nil. A digest stands in subjects and in
 // paths, so it is checked before it is used in one.
 func CheckDigest(s string) error {
-	if digestForm.MatchString(s) {
+	if digestForm().MatchString(s) {
 		return nil
 	}
 	return refusal.New(fmt.Sprintf("the digest %.80q", s), "a digest is SHA-256 as 64 lower-case hex digits", "take it as module register printed it")

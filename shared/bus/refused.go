@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"sync"
 
 	"github.com/nats-io/nats.go"
 
@@ -13,9 +14,14 @@ import (
 )
 
 var (
-	deniedPublish   = regexp.MustCompile(`Permissions Violation for Publish to "([^"]+)"`)
-	deniedSubscribe = regexp.MustCompile(`Permissions Violation for Subscription to "([^"]+)"(?: using queue "([^"]+)")?( \(sid)?`)
+	deniedPublish   = late(`Permissions Violation for Publish to "([^"]+)"`)
+	deniedSubscribe = late(`Permissions Violation for Subscription to "([^"]+)"(?: using queue "([^"]+)")?( \(sid)?`)
 )
+
+// late makes a rule when it is asked for first: a command that asks nothing of the bus starts the faster.
+func late(rule string) func() *regexp.Regexp {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(rule) })
+}
 
 // asyncError turns the bus's late word about a refusal into the error of whoever waits for it. What
 // nobody waits for is logged, once for each text and connection.
@@ -23,9 +29,9 @@ func (c *Conn) asyncError(_ *nats.Conn, sub *nats.Subscription, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	heard := false
-	if m := deniedPublish.FindStringSubmatch(err.Error()); m != nil {
+	if m := deniedPublish().FindStringSubmatch(err.Error()); m != nil {
 		heard = c.cancelWaiters(m[1], fmt.Errorf("%w a publish to %s", ErrRefused, m[1])) > 0
-	} else if m := deniedSubscribe.FindStringSubmatch(err.Error()); m != nil {
+	} else if m := deniedSubscribe().FindStringSubmatch(err.Error()); m != nil {
 		heard = c.refusedSubscription(m[1], m[2], m[3] != "")
 	}
 	if errors.Is(err, nats.ErrPermissionViolation) {

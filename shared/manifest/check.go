@@ -5,6 +5,7 @@ import (
 	"maps"
 	"path"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -40,6 +41,12 @@ func (m *Manifest) Check() error {
 	c.needs()
 	c.placeholders()
 	return c.found.Err()
+}
+
+// late makes a rule when it is asked for first: every program that knows a manifest starts the faster, and
+// few ask.
+func late(rule string) func() *regexp.Regexp {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(rule) })
 }
 
 type checker struct {

@@ -37,9 +37,9 @@ var foldersOfMachine = []string{"/", "/bin", "/etc", "/home", "/lib", "/lib32", 
 	"/var/spool", "/var/tmp", "/etc/systemd", "/etc/ssh", "/etc/apt", "/etc/pam.d", "/etc/security"}
 
 var (
-	fileMode      = regexp.MustCompile(`^0[0-7]{3}$`)
-	directoryMode = regexp.MustCompile(`^[0-3][0-7]{3}$`)
-	shortMode     = regexp.MustCompile(`^0?o?([0-7]{3})$`)
+	fileMode      = late(`^0[0-7]{3}$`)
+	directoryMode = late(`^[0-3][0-7]{3}$`)
+	shortMode     = late(`^0?o?([0-7]{3})$`)
 )
 
 // files checks files and directories, which share the paths of a machine.
@@ -58,14 +58,14 @@ func (c *checker) files() {
 	for i, d := range c.m.Run.Directories {
 		at := Index("run.directories", i)
 		claim(at, d.Path)
-		c.mode(at+".mode", d.Mode, directoryMode, "four octal digits, such as 0750")
+		c.mode(at+".mode", d.Mode, directoryMode(), "four octal digits, such as 0750")
 		c.account(at+".owner", d.Owner)
 		c.account(at+".group", d.Group)
 	}
 	for i, f := range c.m.Run.Files {
 		at := Index("run.files", i)
 		claim(at, f.Path)
-		c.mode(at+".mode", f.Mode, fileMode, "four octal digits with a 0 first, such as 0640")
+		c.mode(at+".mode", f.Mode, fileMode(), "four octal digits with a 0 first, such as 0640")
 		c.account(at+".owner", f.Owner)
 		c.account(at+".group", f.Group)
 	}
@@ -119,7 +119,7 @@ func (c *checker) mode(at string, m Mode, form *regexp.Regexp, want string) {
 	if s == "" || form.MatchString(s) {
 		return
 	}
-	if short := shortMode.FindStringSubmatch(s); short != nil {
+	if short := shortMode().FindStringSubmatch(s); short != nil {
 		c.say(at, "%q: expected %s; did you mean 0%s?", s, want, short[1])
 		return
 	}

@@ -3,18 +3,17 @@ package manifest
 import (
 	"maps"
 	"path"
-	"regexp"
 	"slices"
 	"strings"
 )
 
 var (
-	envName   = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
-	userName  = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,30}$`) // useradd's rule; utmp holds 32 bytes
-	calendar  = regexp.MustCompile(`^[A-Za-z0-9*:/.,~_+ -]+$`)
-	wordsOnly = regexp.MustCompile(`^[A-Za-z]+$`)
-	unitName  = regexp.MustCompile(`^[A-Za-z0-9:_.@-]+$`)
-	osName    = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]*$`)
+	envName   = late(`^[A-Za-z_][A-Za-z0-9_]*$`)
+	userName  = late(`^[a-z_][a-z0-9_-]{0,30}$`) // useradd's rule; utmp holds 32 bytes
+	calendar  = late(`^[A-Za-z0-9*:/.,~_+ -]+$`)
+	wordsOnly = late(`^[A-Za-z]+$`)
+	unitName  = late(`^[A-Za-z0-9:_.@-]+$`)
+	osName    = late(`^[a-z0-9][a-z0-9._-]*$`)
 )
 
 func (c *checker) process(name string, p Process) {
@@ -101,7 +100,7 @@ func (c *checker) place(at, kind, p string) {
 
 func (c *checker) env(at string, env map[string]string) {
 	for _, name := range slices.Sorted(maps.Keys(env)) {
-		if !envName.MatchString(name) {
+		if !envName().MatchString(name) {
 			c.say(Join(at+".env", name), "expected the name of an environment variable: letters, digits and _, no digit first")
 		}
 		if control(strings.ReplaceAll(env[name], "\t", "")) {
@@ -130,9 +129,9 @@ func (c *checker) calendar(at, s string) {
 	const form = "expected systemd's OnCalendar, such as *-*-* 03:00 or hourly"
 	first, _, _ := strings.Cut(s, " ")
 	switch {
-	case !calendar.MatchString(s) || strings.TrimSpace(s) != s:
+	case !calendar().MatchString(s) || strings.TrimSpace(s) != s:
 		c.say(at, "%q: %s", clip(s), form)
-	case wordsOnly.MatchString(first) && !slices.Contains(calendarWords, strings.ToLower(first)):
+	case wordsOnly().MatchString(first) && !slices.Contains(calendarWords, strings.ToLower(first)):
 		c.say(at, "%q: %q is no word of a calendar; %s%s", clip(s), clip(first), form, didYouMean(first, calendarWords))
 	case strings.Trim(s, ":/.,~_+ -") == "":
 		c.say(at, "%q: %s", clip(s), form)
@@ -151,7 +150,7 @@ func (c *checker) unit(name string, u Unit) {
 		c.say(at, "%s units are not in this version of mesh; expected a .service or a .timer", suffix)
 	case suffix != ".service" && suffix != ".timer":
 		c.say(at, "expected the name of a unit that ends in .service or .timer")
-	case !unitName.MatchString(stem) || len(name) > 255 || strings.HasPrefix(stem, ".") || strings.Contains(stem, "@"):
+	case !unitName().MatchString(stem) || len(name) > 255 || strings.HasPrefix(stem, ".") || strings.Contains(stem, "@"):
 		c.say(at, "expected a unit name of letters, digits and : - _ . , at most 255 bytes, no template")
 	}
 	for _, own := range unitsNotOurs {
@@ -175,7 +174,7 @@ func (c *checker) account(at, name string) {
 	if _, ours := c.m.Run.Users[name]; ours {
 		return
 	}
-	if !userName.MatchString(name) {
+	if !userName().MatchString(name) {
 		c.say(at, "%q: expected the name of a user: a-z, 0-9, _ and -, at most 31 characters, no digit first", clip(name))
 		return
 	}
@@ -196,7 +195,7 @@ func (c *checker) users() {
 	for _, name := range slices.Sorted(maps.Keys(c.m.Run.Users)) {
 		u, at := c.m.Run.Users[name], Join("run.users", name)
 		switch {
-		case !userName.MatchString(name):
+		case !userName().MatchString(name):
 			c.say(at, "expected the name of a user: a-z, 0-9, _ and -, at most 31 characters, no digit first")
 		case slices.Contains(usersOfMachine, name) || strings.HasPrefix(name, "systemd-"):
 			c.say(at, "the machine has a user of this name; expected another one")
@@ -207,7 +206,7 @@ func (c *checker) users() {
 			}
 		}
 		for i, g := range u.Groups {
-			if !userName.MatchString(g) {
+			if !userName().MatchString(g) {
 				c.say(Index(at+".groups", i), "%q: expected the name of a group", clip(g))
 			} else if slices.Contains(u.Groups[:i], g) {
 				c.say(Index(at+".groups", i), "%q stands here twice", g)
@@ -234,7 +233,7 @@ func (c *checker) needs() {
 		}
 	}
 	for i, o := range c.m.Needs.OS {
-		if !osName.MatchString(o) {
+		if !osName().MatchString(o) {
 			c.say(Index("needs.os", i), "%q: expected ID as in /etc/os-release, such as debian", clip(o))
 		} else if slices.Contains(c.m.Needs.OS[:i], o) {
 			c.say(Index("needs.os", i), "%q stands here twice", o)

@@ -3,7 +3,6 @@ package manifest
 import (
 	"cmp"
 	"fmt"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -60,11 +59,9 @@ func (ps Problems) Err() error {
 	return ps
 }
 
-var plainKey = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
-
 // Join is the path of key below path: run.processes.web, run.units["notes.service"].
 func Join(path, key string) string {
-	if !plainKey.MatchString(key) {
+	if !plainKey(key) {
 		return path + "[" + strconv.Quote(key) + "]"
 	}
 	if path == "" {
@@ -123,4 +120,15 @@ func distance(a, b string) int {
 		}
 	}
 	return row[len(b)]
+}
+
+// plainKey reports whether a key can stand in a path as it is.
+func plainKey(key string) bool {
+	for i := range len(key) {
+		c := key[i]
+		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '_' && c != '-' {
+			return false
+		}
+	}
+	return key != ""
 }

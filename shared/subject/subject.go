@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"regexp"
 	"strconv"
+	"sync"
 
 	"mesh/shared/refusal"
 )
@@ -15,7 +16,19 @@ import (
 // MaxName is the longest name in characters (design §2).
 const MaxName = 40
 
-var nameRule = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?$`)
+// wellFormed holds name against ^[a-z0-9]([a-z0-9-]*[a-z0-9])?$. It is written out because names are
+// checked wherever something is decoded.
+func wellFormed(name string) bool {
+	for i := range len(name) {
+		switch c := name[i]; {
+		case 'a' <= c && c <= 'z', '0' <= c && c <= '9':
+		case c == '-' && i > 0 && i < len(name)-1:
+		default:
+			return false
+		}
+	}
+	return name != ""
+}
 
 // Node is the name of a machine.
 type Node string
@@ -47,7 +60,7 @@ func Check(kind, name string) error {
 		return refusal.New("an empty "+kind+" name", "a name is a token of bus subjects", do)
 	case len(name) > MaxName:
 		return refusal.Newf(fmt.Sprintf("the %s name %q", kind, name), do, "it has %d characters", len(name))
-	case !nameRule.MatchString(name):
+	case !wellFormed(name):
 		why := "it is a token of bus subjects, and only a-z, 0-9 and inner hyphens can stand there"
 		for _, r := range name {
 			if r == '.' {
@@ -155,11 +168,11 @@ const (
 // acknowledgement subject.
 type Consumer struct{ name string }
 
-var consumerRule = regexp.MustCompile(`^[a-z0-9]([a-z0-9_-]*[a-z0-9])?$`)
+var consumerRule = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z0-9]([a-z0-9_-]*[a-z0-9])?$`) })
 
 // ParseConsumer checks a durable name: letters, digits, hyphen and underscore.
 func ParseConsumer(s string) (Consumer, error) {
-	if !consumerRule.MatchString(s) || len(s) > 2*MaxName {
+	if !consumerRule().MatchString(s) || len(s) > 2*MaxName {
 		return Consumer{}, refusal.New(fmt.Sprintf("the consumer name %q", s),
 			"it stands in acknowledgement subjects as one token", "use a-z, 0-9, - and _")
 	}

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"mesh/agent/host/file"
 	"mesh/shared/refusal"
@@ -156,7 +157,7 @@ func (s Spec) groups() []string {
 }
 
 // nameRule is what useradd takes on every distribution; a leading hyphen would be an option.
-var nameRule = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
+var nameRule = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`) })
 
 // Ensure makes the user s so, and reports whether anything had to change. It may be repeated.
 func Ensure(ctx context.Context, root *file.Root, run Runner, s Spec) (changed bool, err error) {
@@ -212,7 +213,7 @@ func EnsureGroup(ctx context.Context, root *file.Root, run Runner, name string) 
 }
 
 func checkName(what, name string) error {
-	if nameRule.MatchString(name) {
+	if nameRule().MatchString(name) {
 		return nil
 	}
 	return refusal.New(what, "useradd takes a-z, 0-9, _ and - only, 32 at most, not a digit or - first", "declare another name")
