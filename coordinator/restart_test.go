@@ -15,7 +15,10 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/nats-io/nats.go"
+
 	"mesh/coordinator"
+	"mesh/coordinator/client"
 	"mesh/coordinator/keys"
 	"mesh/coordinator/records"
 	"mesh/shared/bus"
@@ -144,6 +147,60 @@ func TestAKillDuringAPushLosesNothing(t *testing.T) {
 	kill(syscall.SIGTERM) // a stop ends by itself, without an error
 }
 
+// TestAKillAtAnyMoment: what was answered is kept, what was not may be asked again, and seqs only grow.
+func TestAKillAtAnyMoment(t *testing.T) {
+	t.Parallel()
+	m := newMesh(t)
+	kill := m.process(t)
+	c := m.client(t, m.operator)
+	x := newMachine(t, "db1")
+	x.join(t, c)
+	ask[controller.RegisterAnswer](t, c, controller.ModuleRegister, controller.RegisterAsk{Manifest: []byte(`{"module":"notes","settings":{"n":{"default":""}}}`)})
+	var last uint64
+	for i := range 8 {
+		want := fmt.Sprint(i)
+		ask[controller.AssignAnswer](t, c, controller.Assign, controller.AssignAsk{Node: "db1", Module: "notes", Settings: map[string]string{"n": want}})
+		switch i % 4 {
+		case 1: // while it composes and sends: the ask is with the bus, and no answer is waited for
+			conn, err := bus.Connect(t.Context(), bus.Options{Bus: m.operator.Bus, Seed: m.operator.Seed, Principal: m.operator.Principal(), Once: true, Clock: clock.Real()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			word := nats.NewMsg(subject.Tool(subject.Controller, controller.PushSend))
+			word.Data, word.Reply = []byte(`{"all":true,"why":"cut off"}`), conn.NATS().NewInbox()
+			if err := errors.Join(conn.NATS().PublishMsg(word), conn.NATS().Flush()); err != nil {
+				t.Fatal(err)
+			}
+			conn.Close()
+		case 2: // once it has answered
+			ask[controller.Push](t, c, controller.PushSend, controller.PushAsk{All: true, Why: "cut off"})
+		case 3: // while it hears
+			ask[controller.Push](t, c, controller.PushSend, controller.PushAsk{All: true, Why: "cut off"})
+			last = waitfor.Value(t, "a declaration", soon, x.decisions).Seq
+		}
+		kill(syscall.SIGKILL)
+		c.Close()
+		kill = m.process(t)
+		c = m.client(t, m.operator)
+		p := ask[controller.Push](t, c, controller.PushSend, controller.PushAsk{All: true, Why: "after the kill"})
+		if p, err := c.Watch(t.Context(), p, soon, nil); err != nil || p.Counts[controller.PushApplied] != 1 {
+			t.Fatalf("round %d: the push ended as %+v, %v", i, p, err)
+		}
+		var d *declaration.Declaration
+		for len(x.decisions) > 0 {
+			d = <-x.decisions
+			if d.Seq < last {
+				t.Errorf("round %d: seq %d after %d", i, d.Seq, last)
+			}
+			last = d.Seq
+		}
+		if d == nil || d.Modules[0].Settings["n"] != want {
+			t.Fatalf("round %d: the node has %+v", i, d)
+		}
+	}
+	kill(syscall.SIGTERM)
+}
+
 func TestAReportDuringARestartIsNotLost(t *testing.T) {
 	t.Parallel()
 	m := startMesh(t)
@@ -224,5 +281,125 @@ func TestRecordsFromAnOlderCopy(t *testing.T) {
 	}
 	if p, err := c.Watch(t.Context(), p, soon, nil); err != nil || p.Counts[controller.PushApplied] != 1 {
 		t.Errorf("the push ended as %+v, %v", p, err)
+	}
+}
+
+// TestABusThatLostItsFolder: declarations come again by themselves, a bundle is said to be missing until it
+// is registered again.
+func TestABusThatLostItsFolder(t *testing.T) {
+	t.Parallel()
+	m := startMesh(t)
+	c := m.client(t, m.operator)
+	x := newMachine(t, "db1")
+	x.join(t, c)
+	dir := module(t, "program")
+	if _, err := c.Register(t.Context(), dir, "", nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Assign(t.Context(), controller.AssignAsk{Node: "db1", Module: "notes"}, map[string]string{"password": "x"}); err != nil {
+		t.Fatal(err)
+	}
+	ask[controller.Push](t, c, controller.PushSend, controller.PushAsk{All: true, Why: "x"})
+	d := waitfor.Value(t, "the declaration", soon, x.decisions)
+	well := func() controller.StatusAnswer {
+		t.Helper()
+		var s controller.StatusAnswer
+		waitfor.True(t, "db1 to be well", soon, func() (bool, any) {
+			s = ask[controller.StatusAnswer](t, c, controller.Status, controller.Nothing{})
+			return s.Counts.Well == 1, s
+		})
+		return s
+	}
+	if s := well(); !s.Well {
+		t.Errorf("before: %+v", s)
+	}
+	c.Close()
+	m.stop()
+	if err := os.RemoveAll(filepath.Join(m.dir, keys.BusFolder)); err != nil {
+		t.Fatal(err)
+	}
+	m.serve(t)
+	c = m.client(t, m.operator)
+	if again := waitfor.Value(t, "the declaration again", soon, x.decisions); again.Seq != d.Seq {
+		t.Errorf("it came again with seq %d, not %d", again.Seq, d.Seq)
+	}
+	if s := well(); s.Well || len(s.Problems) != 1 || !strings.Contains(s.Problems[0].What, "the bundle of module notes") || !strings.Contains(s.Problems[0].What, "db1") {
+		t.Errorf("after: %+v", s)
+	}
+	if r, err := c.Register(t.Context(), dir, "", nil); err != nil || r.Changed {
+		t.Errorf("registered again: %+v, %v", r, err)
+	}
+	if s := well(); !s.Well {
+		t.Errorf("at the end: %+v", s)
+	}
+}
+
+// TestManyPeopleAtOnce assign, set and push side by side: each word is kept, no machine is sent an older
+// declaration after a newer one, and the last push leaves all as the records say.
+func TestManyPeopleAtOnce(t *testing.T) {
+	t.Parallel()
+	m := startMesh(t)
+	c := m.client(t, m.operator)
+	nodes := []*machine{newMachine(t, "db1"), newMachine(t, "db2")}
+	for _, x := range nodes {
+		x.join(t, c)
+	}
+	const people, rounds = 10, 4
+	errs := make(chan error, people)
+	for i := range people {
+		c := m.client(t, m.operator)
+		go func() { // ends with its rounds
+			errs <- func() error {
+				name := fmt.Sprintf("m%d", i)
+				_, err := client.Ask[controller.RegisterAnswer](t.Context(), c, controller.ModuleRegister, controller.RegisterAsk{Manifest: []byte(`{"module":"` + name + `","settings":{"n":{"default":""}}}`)})
+				for r := 0; r < rounds && err == nil; r++ {
+					for _, n := range []subject.Node{"db1", "db2"} {
+						if _, err = client.Ask[controller.AssignAnswer](t.Context(), c, controller.Assign, controller.AssignAsk{Node: n, Module: subject.Module(name), Settings: map[string]string{"n": fmt.Sprint(r)}}); err != nil {
+							return err
+						}
+					}
+					if _, err = client.Ask[controller.Push](t.Context(), c, controller.PushSend, controller.PushAsk{All: true, Why: fmt.Sprintf("round %d of %d", r, i)}); err != nil {
+						return err
+					}
+					_, err = client.Ask[controller.StatusAnswer](t.Context(), c, controller.Status, controller.Nothing{})
+				}
+				return err
+			}()
+		}()
+	}
+	for range people {
+		if err := waitfor.Value(t, "somebody to end", 2*soon, errs); err != nil {
+			t.Error(err)
+		}
+	}
+	p := ask[controller.Push](t, c, controller.PushSend, controller.PushAsk{All: true, Why: "last"})
+	if p, err := c.Watch(t.Context(), p, soon, nil); err != nil || p.Counts[controller.PushApplied] != 2 {
+		t.Fatalf("the last push ended as %+v, %v", p, err)
+	}
+	journal := ask[controller.ChangesAnswer](t, c, controller.Changes, controller.ChangesAsk{Limit: 1000})
+	counts := map[string]int{}
+	for _, x := range journal.Changes {
+		counts[x.What]++
+	}
+	if counts["register"] != people || counts["assign"] != 2*people*rounds || counts["push"] != people*rounds+1 {
+		t.Errorf("the journal counts %v", counts)
+	}
+	for _, x := range nodes {
+		var last *declaration.Declaration
+		for len(x.decisions) > 0 {
+			d := <-x.decisions
+			if last != nil && d.Seq < last.Seq {
+				t.Errorf("%s was sent %d after %d", x.name, d.Seq, last.Seq)
+			}
+			last = d
+		}
+		if last == nil || len(last.Modules) != people {
+			t.Fatalf("%s ends with %+v", x.name, last)
+		}
+		for _, mod := range last.Modules {
+			if mod.Settings["n"] != fmt.Sprint(rounds-1) {
+				t.Errorf("%s ends with %s of round %s", x.name, mod.Name, mod.Settings["n"])
+			}
+		}
 	}
 }

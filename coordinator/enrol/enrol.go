@@ -114,9 +114,9 @@ func (d *Door) clock(ask words.Ask) error {
 	off := time.UnixMilli(ask.At).Sub(d.cfg.Clock.Now()).Round(time.Second)
 	way := "ahead of"
 	if off < 0 {
-		off, way = -off, "behind"
+		way = "behind"
 	}
-	if off <= words.MaxSkew {
+	if off = off.Abs(); off <= words.MaxSkew { // the least duration has no negative
 		return nil
 	}
 	return refusal.Newf("the machine for "+string(ask.Node), "set its clock (timedatectl set-ntp true, or date -s) and enrol again",

@@ -3,7 +3,10 @@ package verbs
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
 
 	"mesh/coordinator/records"
 	"mesh/shared/controller"
@@ -26,6 +29,11 @@ func (s *Server) status(ctx context.Context, _ records.By, _ controller.Nothing)
 	}
 	out.Problems, out.NewestAgent = problems(nodes)
 	out.Notes = notesOf(nodes)
+	lost, err := s.lost(ctx)
+	if err != nil {
+		return out, err
+	}
+	out.Problems = append(out.Problems, lost...)
 	out.Well = len(out.Problems) == 0
 	out.TookMS = s.cfg.Clock.Now().Sub(began).Milliseconds()
 	return out, nil
@@ -59,6 +67,41 @@ func problems(nodes []controller.Node) (all []controller.Problem, newest string)
 		}
 	}
 	return all, newest
+}
+
+// lost are the assigned modules whose bundle the bus does not hold any more: no machine could fetch it. A
+// bundle whose first chunk is there came whole.
+func (s *Server) lost(ctx context.Context) (all []controller.Problem, err error) {
+	builds, err := s.cfg.Records.Modules(ctx)
+	if err != nil {
+		return nil, err
+	}
+	builds = slices.DeleteFunc(builds, func(b *records.Build) bool { return b.Artifact == nil })
+	if len(builds) == 0 {
+		return nil, nil
+	}
+	stream, err := s.js.Stream(ctx, string(subject.Artifacts))
+	if err != nil {
+		return nil, fmt.Errorf("look for the bundles: %w", err)
+	}
+	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(subject.Chunk("*", 0)))
+	if err != nil {
+		return nil, fmt.Errorf("look for the bundles: %w", err)
+	}
+	for _, b := range builds {
+		if info.State.Subjects[subject.Chunk(b.Artifact.Digest, 0)] > 0 {
+			continue
+		}
+		nodes, err := s.nodesOf(ctx, b.Module)
+		if err != nil {
+			return nil, err
+		}
+		if len(nodes) > 0 {
+			all = append(all, controller.Problem{What: fmt.Sprintf("the bus does not hold the bundle of module %s any more, which %s fetch", b.Module, list(nodes)),
+				Show: "mesh-coordinator module register <folder of " + string(b.Module) + ">"})
+		}
+	}
+	return all, nil
 }
 
 // notesOf are the machines that wait for their first push: whoever let them in knows, and is reminded.
