@@ -133,7 +133,7 @@ func TestARefusalIsSaidUntilAGoodOneComes(t *testing.T) {
 			return v == show.Amiss && d.Declaration.Seq == seq && d.Declaration.Outcome == report.Refused && d.Declaration.RefusedSeq == want && strings.Contains(strings.Join(amiss, "\n"), tt.why)
 		}
 		r.shows(tt.name, says)
-		if got := r.read("etc/notes.conf"); got != fmt.Sprint("five") {
+		if got := r.read("etc/notes.conf"); got != "five" {
 			t.Errorf("%s: the machine changed to %s", tt.name, got)
 		}
 		r.looked(time.Minute)

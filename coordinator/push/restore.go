@@ -76,7 +76,8 @@ func (e *Engine) onBus(ctx context.Context) (map[subject.Node]uint64, error) {
 // Purge takes the declaration of a removed node off the bus, after Gone: a machine that gets its name later
 // must not find it there.
 func (e *Engine) Purge(ctx context.Context, n subject.Node) error {
-	e.gate.Lock() // until the one that is just being sent is on its way
+	e.gate.Lock()
+	//lint:ignore SA2001 it waits until the one that is just being sent is on its way
 	e.gate.Unlock()
 	return e.purge(ctx, n)
 }

@@ -74,7 +74,6 @@ type bench struct {
 	profiles string
 
 	agents, nodes, storm, users, connected, publish int
-	quick                                           bool
 	idleFor                                         time.Duration
 }
 
