@@ -72,7 +72,7 @@ func (h *Hearer) follow(ctx context.Context) error {
 		}
 		b, err := report.DecodeHeartbeat(m.Data)
 		if err != nil {
-			h.complain("heartbeat not understood", string(node), err)
+			h.complain("heartbeat not understood", string(node), err.Error())
 			return
 		}
 		now := h.cfg.Clock.Now()

@@ -37,8 +37,6 @@ const (
 	// for less than the acknowledgement window each time.
 	retryMin = 250 * time.Millisecond
 	retryMax = 10 * time.Second
-	// saidMost bounds how many different complaints are remembered as said.
-	saidMost = 1024
 )
 
 // store is the records' part this package needs.
@@ -70,7 +68,7 @@ type Hearer struct {
 	since time.Time
 	beats map[subject.Node]Beat
 	floor map[subject.Node]uint64 // up to which stream sequence CONTROL is an earlier machine's
-	said  map[string]bool
+	said  map[string]complaints   // by node, "" for none
 }
 
 // New makes a Hearer; Run starts it.
@@ -79,7 +77,7 @@ func New(c Config) (*Hearer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("hear: %w", err)
 	}
-	h := &Hearer{cfg: c, js: js, since: c.Clock.Now(), beats: map[subject.Node]Beat{}, floor: map[subject.Node]uint64{}, said: map[string]bool{}}
+	h := &Hearer{cfg: c, js: js, since: c.Clock.Now(), beats: map[subject.Node]Beat{}, floor: map[subject.Node]uint64{}, said: map[string]complaints{}}
 	h.events = newEvents(c)
 	return h, nil
 }
@@ -200,7 +198,7 @@ func (h *Hearer) take(ctx context.Context, batch []jetstream.Msg) error {
 	}
 	for i, x := range heard {
 		if !x.Known {
-			h.complain("report of a node that is not in the mesh", string(x.Node), nil)
+			h.complain("report of a node that is not in the mesh", string(x.Node), "")
 			continue
 		}
 		if h.cfg.Heard != nil && !x.Old { // one that comes late undoes nothing
@@ -233,7 +231,7 @@ func (h *Hearer) record(ctx context.Context, batch []jetstream.Msg, got []said) 
 		if ctx.Err() != nil {
 			return nil, nil, ctx.Err()
 		}
-		h.complain("reports cannot be recorded, trying again", err.Error(), err)
+		h.complain("reports cannot be recorded, trying again", "", err.Error())
 		for _, m := range batch {
 			if err := m.InProgress(); err != nil {
 				return nil, nil, err
@@ -251,13 +249,13 @@ func (h *Hearer) record(ctx context.Context, batch []jetstream.Msg, got []said) 
 func (h *Hearer) read(sub string, header nats.Header, data []byte) *report.Report {
 	node, ok := nodeOf(sub, subject.Report)
 	if !ok {
-		h.complain("message on a subject that is no report's", sub, nil)
+		h.complain("message on a subject that is no report's", "", sub)
 		return nil
 	}
 	for name := range header {
 		// An answer of the bus that was aimed at this subject carries its headers (facts/bus.md §2).
 		if name != nats.MsgIdHdr {
-			h.complain("report with a header that no agent sends, dropped", string(node)+" "+name, nil)
+			h.complain("report with a header that no agent sends, dropped", string(node), name)
 			return nil
 		}
 	}
@@ -266,7 +264,7 @@ func (h *Hearer) read(sub string, header nats.Header, data []byte) *report.Repor
 		err = fmt.Errorf("it is of mesh %q", r.Mesh)
 	}
 	if err != nil {
-		h.complain("report not understood, dropped", string(node)+" "+err.Error(), err)
+		h.complain("report not understood, dropped", string(node), err.Error())
 		return nil
 	}
 	return r
@@ -280,18 +278,4 @@ func nodeOf(sub string, of func(subject.Node) string) (subject.Node, bool) {
 	}
 	n, err := subject.ParseNode(tokens[2])
 	return n, err == nil && of(n) == sub
-}
-
-// complain logs each complaint once.
-func (h *Hearer) complain(what, about string, err error) {
-	h.mu.Lock()
-	again := h.said[what+about]
-	if len(h.said) >= saidMost {
-		clear(h.said)
-	}
-	h.said[what+about] = true
-	h.mu.Unlock()
-	if !again {
-		h.cfg.Log.Warn(what, "about", about, "err", err)
-	}
 }

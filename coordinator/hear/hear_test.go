@@ -277,7 +277,7 @@ func TestWhatIsNotUnderstoodIsSaidOnceAndBlocksNothing(t *testing.T) {
 	if h := waitfor.Value(t, "the good report", soon, r.heard); h.Node != "n2" {
 		t.Errorf("heard %+v", h)
 	}
-	for text, times := range map[string]int{"unexpected EOF": 1, "names n2": 1, "of mesh": 1, "colour": 1, "Nats-Stream": 1, "about=stranger": 1} {
+	for text, times := range map[string]int{"unexpected EOF": 1, "names n2": 1, "of mesh": 1, "colour": 1, "Nats-Stream": 1, "node=stranger": 1} {
 		if n := r.log.count(text); n < times {
 			t.Errorf("%q was said %d times, expected %d", text, n, times)
 		}
@@ -300,6 +300,28 @@ func TestWhatIsNotUnderstoodIsSaidOnceAndBlocksNothing(t *testing.T) {
 		}
 		return i.NumPending == 0 && i.NumAckPending == 0, fmt.Sprintf("%d pending, %d unacknowledged", i.NumPending, i.NumAckPending)
 	})
+}
+
+// TestOneNodeDoesNotFillTheLog, whatever it writes into what cannot be understood.
+func TestOneNodeDoesNotFillTheLog(t *testing.T) {
+	b := testbus.Start(t, testbus.Node("n1"), testbus.Node("n2"))
+	s := store(t, b, "n1", "n2")
+	n1, n2 := b.Connect(t, "node-n1"), b.Connect(t, "node-n2")
+	r := start(t, b, s, 0)
+	for i := range 300 {
+		if err := n1.Publish(t.Context(), subject.Report("n1"), []byte(fmt.Sprintf(`{"colour%d%s":1}`, i, strings.Repeat("x", 2000))), ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := n2.Publish(t.Context(), subject.Report("n2"), []byte("{"), ""); err != nil {
+		t.Fatal(err)
+	}
+	waitfor.True(t, "what is wrong with n2 to be said", soon, func() (bool, any) { return r.log.count("node=n2") == 1, nil })
+	r.log.mu.Lock()
+	defer r.log.mu.Unlock()
+	if n := strings.Count(r.log.b.String(), "node=n1"); n == 0 || n > 6 || r.log.b.Len() > 6000 {
+		t.Errorf("%d lines of n1, %d bytes in all:\n%.3000s", n, r.log.b.Len(), r.log.b.String())
+	}
 }
 
 func TestManyReportsInFewCommits(t *testing.T) {
