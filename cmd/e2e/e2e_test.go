@@ -165,6 +165,7 @@ func TestMainJob(t *testing.T) {
 		tell func(*mesh)
 	}{
 		{"what is open and what is not", ports},
+		{"the bus stays open", busStaysOpen},
 		{"bad invitations", invitations},
 		{"an established flow survives a push", flow},
 		{"what was changed by hand comes back", drift},
@@ -202,6 +203,22 @@ func ports(m *mesh) {
 	if out := m.on(2, "mesh-agent", "show", "firewall"); !strings.Contains(out, "hello: 8080/tcp from anywhere") || !strings.Contains(out, "admin: 22/tcp from anywhere") {
 		m.t.Errorf("show firewall says\n%s", out)
 	}
+}
+
+// busStaysOpen: whatever a person sets on the coordinator's machine, the others reach the bus.
+func busStaysOpen(m *mesh) {
+	m.refused(1, "22/tcp", "mesh-coordinator", "node", "set", "host1", "admin=2222/tcp from anywhere")
+	m.coordinator("node", "set", "host1", "admin=none")
+	m.coordinator("push", "host1", "--why", "nobody comes in")
+	if out := m.on(1, "mesh-agent", "show", "firewall"); !strings.Contains(out, "bus: 4222/tcp from anywhere") || strings.Contains(out, "admin:") {
+		m.t.Errorf("show firewall says\n%s", out)
+	}
+	if !m.Reaches(m.t.Context(), &m.Bed.Host(2).Namespace, 1, "4222", soon) {
+		m.t.Error("host2 does not reach the bus")
+	}
+	m.coordinator("push", "host2", "--why", "the bus is there")
+	m.coordinator("node", "set", "host1", "admin=22/tcp from anywhere")
+	m.coordinator("push", "host1", "--why", "people come in again")
 }
 
 func invitations(m *mesh) {
