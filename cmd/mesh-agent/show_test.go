@@ -8,6 +8,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -50,11 +51,11 @@ func golden(t *testing.T, name, got string) {
 
 // host is a machine's folders.
 type host struct {
-	t          *testing.T
+	t          testing.TB
 	state, run string
 }
 
-func newHost(t *testing.T) host {
+func newHost(t testing.TB) host {
 	t.Helper()
 	return host{t, t.TempDir(), t.TempDir()}
 }
@@ -63,8 +64,12 @@ func newHost(t *testing.T) host {
 func (h host) show(args ...string) (out, said string, code int) {
 	h.t.Helper()
 	var stdout, stderr bytes.Buffer
-	code = run(h.t.Context(), append([]string{"show", "--state-dir", h.state, "--run-dir", h.run}, args...), &stdout, &stderr)
+	code = h.to(&stdout, &stderr, args...)
 	return stdout.String(), stderr.String(), code
+}
+
+func (h host) to(out, errs io.Writer, args ...string) int {
+	return run(h.t.Context(), append([]string{"show", "--state-dir", h.state, "--run-dir", h.run}, args...), out, errs)
 }
 
 // store makes the machine's store with one declaration, two modules and a change by hand.
