@@ -151,6 +151,8 @@ func TestContentLeavesOut(t *testing.T) {
 		{"nothing", func(*compose.View) {}, nil, []string{"dns", "plain", "web"}, false},
 		{"the filter of a node without uplinks", func(v *compose.View) { v.Facts.Uplinks = 0 },
 			[]string{"packet filter: the node has reported no uplink"}, []string{"dns", "plain", "web"}, true},
+		{"links that are inside", func(v *compose.View) { v.Inside = []string{"lan0", "lan1"} },
+			[]string{"inside links: this release's filter does not know them: what arrives over lan0, lan1"}, []string{"dns", "plain", "web"}, false},
 		{"a module for another processor", func(v *compose.View) {
 			v.Modules[2].Build = build("b", `{"module":"plain","needs":{"arch":["arm64","arm"]}}`)
 		},
