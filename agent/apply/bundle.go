@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -303,29 +304,44 @@ func (r *run) removeBundle(id string) error {
 	return errors.Join(err, os.RemoveAll(tmp), dropIndex(folder))
 }
 
-// sweepBundles removes what a kill left behind, and the bytes of bundles that nothing declares.
-func (e *Engine) sweepBundles(wanted []resource.Resource) {
+// sweepBundles removes what a kill left behind, the bytes of bundles that nothing declares, and bundles that
+// neither the declaration nor the ledger knows: those of a store that was lost.
+func (e *Engine) sweepBundles(w *work) {
 	entries, err := os.ReadDir(e.cfg.BundleDir)
 	if err != nil {
 		return // nothing was ever fetched
 	}
-	digests := map[string]bool{}
-	for _, r := range wanted {
+	wanted, known := map[string]bool{}, map[string]bool{}
+	for _, r := range w.resources {
 		if r.Kind == resource.KindBundle {
-			digests[r.Bundle.Artifact.Digest] = true
+			wanted[r.Bundle.Artifact.Digest], known[r.Bundle.Artifact.Digest] = true, true
 		}
 	}
+	for _, row := range w.ledger {
+		if row.Kind == string(resource.KindBundle) {
+			known[row.ID[strings.LastIndexByte(row.ID, '/')+1:]] = true
+		}
+	}
+	there := func(digest string) bool {
+		is, err := isFolder(filepath.Join(e.cfg.BundleDir, digest))
+		return err != nil || is
+	}
+	stays := func(name string) bool {
+		if digest, ok := strings.CutPrefix(name, partPrefix); ok {
+			return wanted[digest] && !there(digest) // it is resumed
+		}
+		if digest, ok := strings.CutPrefix(name, indexPrefix); ok {
+			return there(digest)
+		}
+		if strings.HasPrefix(name, unpackPrefix) {
+			return false
+		}
+		// What a module has that cannot be read now is not known to be its.
+		return bundle.CheckDigest(name) != nil || known[name] || len(w.unreadable) > 0
+	}
+	slices.Reverse(entries) // an index comes before its folder, and goes after it
 	for _, entry := range entries {
-		part, isPart := strings.CutPrefix(entry.Name(), partPrefix)
-		if isPart && digests[part] {
-			if there, err := isFolder(filepath.Join(e.cfg.BundleDir, part)); err != nil || !there {
-				continue // it is resumed
-			}
-		} else if of, isIndex := strings.CutPrefix(entry.Name(), indexPrefix); isIndex {
-			if there, err := isFolder(filepath.Join(e.cfg.BundleDir, of)); err != nil || there {
-				continue
-			}
-		} else if !isPart && !strings.HasPrefix(entry.Name(), unpackPrefix) {
+		if stays(entry.Name()) {
 			continue
 		}
 		if err := os.RemoveAll(filepath.Join(e.cfg.BundleDir, entry.Name())); err != nil {

@@ -23,7 +23,7 @@ import (
 func (e *Engine) carry(ctx context.Context, w *work) (Result, error) {
 	e.fast = nil
 	if w.cause == Boot {
-		e.sweepBundles(w.resources)
+		e.sweepBundles(w)
 	}
 	paused := e.dropPaused(w)
 	r := &run{Engine: e, w: w, slots: make(chan struct{}, e.cfg.Workers), filtered: make(chan struct{}),

@@ -216,6 +216,36 @@ func TestARottenDeclarationIsNotApplied(t *testing.T) {
 	}
 }
 
+// Bundles of a store that was lost do not stay for ever; those of a module that cannot be read now do.
+func TestBundlesOfALostStoreGo(t *testing.T) {
+	b := newBed(t)
+	old, now := program(b, t), bundled(b, t, "program")
+	applied(t, b.accept(t, 1, old, now))
+	must(t, b.stop())
+	for _, p := range []string{"state.db", "state.db-wal", "state.db-shm"} {
+		if err := os.Remove(b.path("state/" + p)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			t.Fatal(err)
+		}
+	}
+	must(t, b.start())
+	unset := old
+	unset.Run.Files, unset.Settings = []manifest.File{file("/etc/x", "${setting:x}")}, map[string]manifest.Setting{"x": {}}
+	if r := b.accept(t, 2, unset, now); states(r) != "big running, prog failed" {
+		t.Fatal(states(r))
+	}
+	b.restart(t)
+	b.pass(t, apply.Boot)
+	if names := dirNames(t, b.path("state/bundles")); len(names) != 2 {
+		t.Errorf("bundles %v", names)
+	}
+	applied(t, b.accept(t, 3, now))
+	b.restart(t)
+	applied(t, b.pass(t, apply.Boot))
+	if names := dirNames(t, b.path("state/bundles")); len(names) != 1 || names[0] != now.artifact.Digest {
+		t.Errorf("bundles %v", names)
+	}
+}
+
 // One bad value keeps no agent from starting.
 func TestARottenNumberKeepsNobodyFromStarting(t *testing.T) {
 	b := newBed(t)

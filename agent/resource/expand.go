@@ -6,10 +6,13 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash"
+	"io"
 	"io/fs"
 	"maps"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -216,6 +219,7 @@ type expander struct {
 	filled *manifest.Manifest
 	out    []Resource
 	base   []string // ids that every unit needs
+	common []byte   // dependsOn, once it was asked for
 }
 
 func expandModule(in Input, m *declaration.Module, plain *manifest.Manifest) ([]Resource, error) {
@@ -408,24 +412,28 @@ func mode(m manifest.Mode, fallback uint32) fs.FileMode {
 
 // trigger is what the module's running programs depend on besides their unit's text.
 func (e *expander) trigger(unit []byte) string {
-	h := sha256.New()
-	put := func(parts ...string) {
-		for _, p := range parts {
-			fmt.Fprintf(h, "%d:%s", len(p), p)
-		}
+	if e.common == nil {
+		e.common = e.dependsOn()
 	}
-	put(string(unit))
+	h := sha256.New()
+	put(h, string(unit), string(e.common))
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// dependsOn is what all programs of the module depend on; it is made once, for it holds every file.
+func (e *expander) dependsOn() []byte {
+	h := sha256.New()
 	if a := e.module.Artifact; a != nil {
-		put("bundle", a.Digest)
+		put(h, "bundle", a.Digest)
 	}
 	for _, f := range e.plain.Run.Files {
-		put("file", f.Path, f.Content)
+		put(h, "file", f.Path, f.Content)
 	}
 	for _, name := range slices.Sorted(maps.Keys(e.plain.Run.Processes)) {
 		env := e.plain.Run.Processes[name].Env
 		for _, k := range slices.Sorted(maps.Keys(env)) {
 			if hasSecret(env[k]) { // it stands in no unit's text
-				put("env", name, k, env[k])
+				put(h, "env", name, k, env[k])
 			}
 		}
 	}
@@ -434,12 +442,20 @@ func (e *expander) trigger(unit []byte) string {
 		if d := e.filled.Settings[k].Default; !set && d != nil {
 			v = *d
 		}
-		put("setting", k, v)
+		put(h, "setting", k, v)
 	}
 	for _, k := range slices.Sorted(maps.Keys(e.module.Secrets)) {
-		put("secret", k, string(e.module.Secrets[k]))
+		put(h, "secret", k, string(e.module.Secrets[k]))
 	}
-	return hex.EncodeToString(h.Sum(nil))
+	return h.Sum(nil)
+}
+
+// put writes parts so that no other parts give the same bytes.
+func put(h hash.Hash, parts ...string) {
+	for _, p := range parts {
+		_, _ = io.WriteString(h, strconv.Itoa(len(p))+":") // a hash takes all
+		_, _ = io.WriteString(h, p)
+	}
 }
 
 // Sort orders resources by module, and within one by what they need, then by kind and id: the same
