@@ -143,7 +143,7 @@ func (b *bench) composeAll(ctx context.Context, p *corePair) ([]score, error) {
 
 // growth says how a pass grows from a tenth of the nodes to all of them.
 func (b *bench) growth(ctx context.Context, whole float64) (score, error) {
-	few := b.nodes / 10
+	few := max(b.nodes/10, 1)
 	p, err := b.startCores(ctx, few)
 	if err != nil {
 		return score{}, err
