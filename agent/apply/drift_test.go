@@ -1,7 +1,10 @@
 package apply_test
 
 import (
+	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +14,7 @@ import (
 	"mesh/agent/apply"
 	"mesh/agent/resource"
 	"mesh/shared/declaration"
+	"mesh/shared/manifest"
 )
 
 // APP-6, the part about files and units.
@@ -97,4 +101,69 @@ func TestDriftIsOnlySaidWhereThatIsThePolicy(t *testing.T) {
 	if b.read(t, "/etc/notes.conf") != "two" {
 		t.Error("the new content was not written")
 	}
+}
+
+// With drift=report nothing that a person changed is touched, whatever it is, by no look and no restart of the
+// agent; after a boot of the machine what should run is started.
+func TestReportOnlyChangesNothing(t *testing.T) {
+	b := newBed(t)
+	boot := func(id string) {
+		t.Helper()
+		must(t, os.MkdirAll(b.root("/proc/sys/kernel/random"), 0o755))
+		must(t, os.WriteFile(b.root("/proc/sys/kernel/random/boot_id"), []byte(id+"\n"), 0o444))
+	}
+	boot("first")
+	m := notes(b, t, "one")
+	m.Run.Processes["other"] = manifest.Process{Exec: []string{"bin/web"}}
+	m.Run.Processes["gone"] = manifest.Process{Exec: []string{"bin/web"}}
+	c := b.content(t, m)
+	c.Drift = declaration.ReportOnly
+	applied(t, b.acceptContent(t, 1, c))
+	must(t, os.WriteFile(b.root("/etc/notes/conf"), []byte("mine"), 0o600))
+	must(t, os.Remove(b.root("/etc/notes/key")))
+	must(t, os.Symlink("/etc/passwd", b.root("/etc/notes/key")))
+	must(t, os.Chmod(b.root("/srv/notes"), 0o777))
+	must(t, os.WriteFile(filepath.Join(bundleFolder(t, b), "bin/web"), []byte("mine"), 0))
+	must(t, os.WriteFile(b.root(resource.UnitFolder+"/mesh-notes-other.service"), []byte("[Service]\nExecStart=/bin/mine\n"), 0o644))
+	must(t, os.Remove(b.root(resource.UnitFolder+"/mesh-notes-gone.service")))
+	must(t, os.Remove(b.units.wants("mesh-notes-backup.timer")))
+	passwd, err := os.ReadFile(b.root("/etc/passwd"))
+	must(t, err)
+	must(t, os.WriteFile(b.root("/etc/passwd"), []byte(strings.ReplaceAll(string(passwd), "/nonexistent", "/home/notes")), 0o644))
+	b.units.by(t, "mesh-notes-web.service", func(p *paperUnit) { p.Active, p.Sub = "inactive", "dead" })
+	b.units.calls(t)
+	root, bundles := stamps(t, b.path("root")), stamps(t, b.path("state/bundles"))
+	said := map[string]int{}
+	same := func(what string, r apply.Result) {
+		t.Helper()
+		for _, d := range r.Drift {
+			if said[d.Thing]++; d.Repaired {
+				t.Errorf("%s: %+v", what, d)
+			}
+		}
+		if calls := b.units.calls(t); r.Steps > 0 || len(calls) > 0 {
+			t.Errorf("%s: %d steps, systemd was asked %q", what, r.Steps, calls)
+		}
+		if d := cmp.Diff(root, stamps(t, b.path("root"))) + cmp.Diff(bundles, stamps(t, b.path("state/bundles"))); d != "" {
+			t.Errorf("%s wrote: %s", what, d)
+		}
+	}
+	for i := range 12 {
+		b.clock.Advance(time.Minute)
+		same(fmt.Sprint("look ", i), b.pass(t, apply.Reconcile))
+	}
+	if len(said) != 9 {
+		t.Errorf("said: %v", said)
+	}
+	b.restart(t)
+	same("a restart of the agent", b.pass(t, apply.Boot))
+	same("the same content under a new seq", b.acceptContent(t, 2, c))
+	boot("second")
+	root = stamps(t, b.path("root"))
+	b.restart(t)
+	r := b.pass(t, apply.Boot)
+	if calls := b.units.calls(t); !slices.Contains(calls, "start mesh-notes-web.service") {
+		t.Errorf("after a boot: %q, %+v", calls, r)
+	}
+	same("the boot, but for what it started", apply.Result{})
 }

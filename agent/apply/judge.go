@@ -38,7 +38,12 @@ func (e *Engine) carry(ctx context.Context, w *work) (Result, error) {
 	if err := ctx.Err(); err != nil { // what was done is kept all the same; the next pass goes on
 		return Result{}, errors.Join(err, e.cfg.Store.Done(context.WithoutCancel(ctx), r.outcome))
 	}
-	e.booted = true
+	if !e.booted {
+		if err := e.rememberBoot(ctx); err != nil {
+			return Result{}, state.Named(err, "to remember what was done")
+		}
+		e.booted = true
+	}
 	states := e.after(ctx, r)
 	r.live(states)
 	result := Result{Seq: w.d.Seq, Outcome: report.Applied, Steps: r.steps, Modules: r.modules(states, paused), Strays: e.strays(w)}

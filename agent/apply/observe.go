@@ -42,7 +42,29 @@ func (e *Engine) look(ctx context.Context, w *work, manifests []manifest.Manifes
 		return err
 	}
 	w.plan = plan.New(plan.Input{Node: e.cfg.Node, Resources: w.resources, Unreadable: w.unreadable, Ledger: w.ledger,
-		Observed: w.see, Drift: w.d.Drift, Boot: w.cause == Boot && !e.booted})
+		Observed: w.see, Drift: w.d.Drift, Boot: w.cause == Boot && !e.booted && e.machineBooted(ctx)})
+	return nil
+}
+
+const (
+	bootIDPath = "/proc/sys/kernel/random/boot_id" // random(4)
+	bootKey    = "boot"                            // of the store
+)
+
+// machineBooted reports whether the machine came up since the last pass of an earlier life of the agent. If not,
+// only the agent did, and a unit that does not run was stopped by somebody meanwhile. It is true where it
+// cannot be told.
+func (e *Engine) machineBooted(ctx context.Context) bool {
+	now, err := e.root.Read(bootIDPath, 100)
+	last, known, err2 := e.cfg.Store.Meta(ctx, bootKey)
+	return err != nil || err2 != nil || !known || !bytes.Equal(now, last)
+}
+
+// rememberBoot notes that everything was looked at since the machine came up.
+func (e *Engine) rememberBoot(ctx context.Context) error {
+	if now, err := e.root.Read(bootIDPath, 100); err == nil && e.machineBooted(ctx) {
+		return e.cfg.Store.SetMeta(ctx, bootKey, now)
+	}
 	return nil
 }
 
