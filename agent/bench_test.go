@@ -51,3 +51,19 @@ func cpu(b *testing.B) func() {
 	before := used()
 	return func() { b.ReportMetric(float64(used()-before)/float64(b.N)/1e3, "cpu-µs/op") }
 }
+
+// BenchmarkStartToReport is a start with a declaration that holds, from Run to the first report: 70 ms are
+// the bound.
+func BenchmarkStartToReport(b *testing.B) {
+	r := newRig(b).start()
+	r.push(r.sign(1, mod("notes", "one", "web")))
+	r.applied(1)
+	r.stop()
+	for b.Loop() {
+		r.start()
+		r.applied(1)
+		b.StopTimer()
+		r.stop()
+		b.StartTimer()
+	}
+}
