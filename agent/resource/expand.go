@@ -136,8 +136,9 @@ type claim struct {
 
 // key is a thing's id, in which a file and a folder of one path are the same.
 func key(id string) string {
-	if p, ok := strings.CutPrefix(id, string(KindDir)+":"); ok {
-		return ID(KindFile, p)
+	kind, p, _ := strings.Cut(id, ":")
+	if kind == string(KindDir) || kind == string(KindFile) {
+		return ID(KindFile, manifest.Place(p))
 	}
 	return id
 }

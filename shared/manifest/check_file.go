@@ -15,9 +15,13 @@ var treesNotOurs = []struct{ tree, why string }{
 	{"/dev", "it is the kernel's"},
 	{"/boot", "the machine starts from it"},
 	{"/run/systemd", "it is systemd's"},
-	{"/var/run/systemd", "it is systemd's"},
 	{"/etc/mesh", "it is mesh's own"},
 	{"/run/mesh", "it is mesh's own"},
+	{"/run/mesh-agent", "it is mesh's own"},
+	{"/run/mesh-coordinator", "it is mesh's own"},
+	{"/usr/local/bin/mesh-agent", "it is mesh's own"},
+	{"/usr/local/bin/mesh-coordinator", "it is mesh's own"},
+	{"/usr/local/bin/mesh-installer", "it is mesh's own"},
 	{"/var/lib/mesh", "it is mesh's own"},
 	{"/var/lib/mesh-agent", "it is mesh's own"},
 	{"/var/lib/mesh-coordinator", "it is mesh's own"},
@@ -42,6 +46,17 @@ var (
 	shortMode     = late(`^0?o?([0-7]{3})$`)
 )
 
+// Place is the path by the name that all machines have for it: /var/run is /run there, and /var/lock is
+// /run/lock. Two paths with one Place are one file.
+func Place(p string) string {
+	for _, alias := range [...]struct{ old, now string }{{"/var/run", "/run"}, {"/var/lock", "/run/lock"}} {
+		if rest, ok := strings.CutPrefix(p, alias.old); ok && (rest == "" || rest[0] == '/') {
+			return alias.now + rest
+		}
+	}
+	return p
+}
+
 // files checks files and directories, which share the paths of a machine.
 func (c *checker) files() {
 	first := map[string]string{} // path -> where it was declared
@@ -49,11 +64,11 @@ func (c *checker) files() {
 		if !c.path(at+".path", p) {
 			return
 		}
-		if before, twice := first[p]; twice {
+		if before, twice := first[Place(p)]; twice {
 			c.say(at+".path", "%s is declared by %s already", clip(p), before)
 			return
 		}
-		first[p] = at
+		first[Place(p)] = at
 	}
 	for i, d := range c.m.Run.Directories {
 		at := Index("run.directories", i)
@@ -71,7 +86,7 @@ func (c *checker) files() {
 	}
 	files := map[string]bool{}
 	for _, f := range c.m.Run.Files {
-		files[f.Path] = true
+		files[Place(f.Path)] = true
 	}
 	for p, at := range first {
 		for up := path.Dir(p); up != "/" && up != "."; up = path.Dir(up) {
@@ -106,7 +121,7 @@ func (c *checker) path(at, p string) bool {
 		}
 	}
 	for _, t := range treesNotOurs {
-		if p == t.tree || strings.HasPrefix(p, t.tree+"/") {
+		if place := Place(p); place == t.tree || strings.HasPrefix(place, t.tree+"/") {
 			c.say(at, "%s: %s; expected another path", clip(p), t.why)
 			break
 		}

@@ -63,10 +63,10 @@ func (u User) LoginShell() string { return cmp.Or(u.Shell, "/usr/sbin/nologin") 
 func (m *Manifest) Claims() []string {
 	var all []string
 	for _, f := range m.Run.Files {
-		all = append(all, "file "+f.Path)
+		all = append(all, "file "+Place(f.Path))
 	}
 	for _, d := range m.Run.Directories {
-		all = append(all, "directory "+d.Path)
+		all = append(all, "directory "+Place(d.Path))
 	}
 	for name := range m.Run.Users {
 		all = append(all, "user "+name)
