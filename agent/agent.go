@@ -118,7 +118,18 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if cfg.Notify == nil {
 		cfg.Notify = func(string) {}
 	}
+	living := false
+	defer func() {
+		if !living && ctx.Err() != nil {
+			err = nil // told to stop while it started
+		}
+	}()
 	a := &Agent{cfg: cfg, emptied: make(chan struct{}, 1), node: subject.Node(cfg.Credential.Name), boot: bootID(), me: report.Agent{Version: version.String()}}
+	release, err := lock(cfg.Dir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, release()) }()
 	digest := make(chan string, 1)
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -155,6 +166,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, a.engine.Close()) }()
+	living = true
 	return a.run(ctx)
 }
 

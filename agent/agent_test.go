@@ -19,6 +19,7 @@ import (
 	"mesh/shared/bundle"
 	"mesh/shared/declaration"
 	"mesh/shared/manifest"
+	"mesh/shared/refusal"
 	"mesh/shared/report"
 	"mesh/shared/rule"
 	"mesh/shared/sqlite"
@@ -397,6 +398,25 @@ func TestAnAgentThatCannotGoOnSaysSoAndNoGoodBye(t *testing.T) {
 		if h := <-r.beats; h.Leaving != "" {
 			t.Errorf("%+v", h)
 		}
+	}
+}
+
+func TestASecondAgentIsRefused(t *testing.T) {
+	r := newRig(t).start()
+	r.report()
+	if err := agent.Run(t.Context(), r.config()); refusal.Of(err) == nil || !strings.Contains(err.Error(), "a second agent") {
+		t.Errorf("it ended with %v", err)
+	}
+	r.stop()
+	r.start()
+	r.report()
+}
+
+func TestStoppedWhileItStarts(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := agent.Run(ctx, newRig(t).config()); err != nil {
+		t.Errorf("it ended with %v", err)
 	}
 }
 
