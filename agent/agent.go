@@ -8,7 +8,6 @@ package agent
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -105,11 +104,11 @@ type Agent struct {
 	profile *report.Profile
 	view    view
 	news    news
-	drift   []report.Drift    // found since the last report
-	owed    bool              // somebody waits for a report that could not be made
-	sending int               // reports that were handed over a moment ago, and do not wait yet
-	shown   int               // how many wait, in the status
-	laid    [sha256.Size]byte // what the status says, besides times
+	drift   []report.Drift // found since the last report
+	owed    bool           // somebody waits for a report that could not be made
+	sending int            // reports that were handed over a moment ago, and do not wait yet
+	shown   int            // how many wait, in the status
+	laid    *show.Document // what the status says
 	laidAt  time.Time
 }
 

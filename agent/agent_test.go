@@ -50,14 +50,14 @@ func TestDeclaredAppliedReported(t *testing.T) {
 	}
 }
 
-// tables is all that the store holds but the message under way.
+// tables is all that the store holds.
 func (r *rig) tables() string {
 	r.t.Helper()
 	db, err := sqlite.Open(r.t.Context(), r.path("state/state.db"), sqlite.Options{ID: state.ID, Migrations: os.DirFS("state/migrations"), ReadOnly: true})
 	must(r.t, err)
 	defer func() { must(r.t, db.Close()) }()
 	var out strings.Builder
-	for _, table := range []string{"declaration", "ledger", "module", "problem", "history", "drift", "meta"} {
+	for _, table := range []string{"declaration", "ledger", "module", "problem", "history", "drift", "meta", "outbox", "sqlite_sequence"} {
 		rows, err := db.Read().Query("SELECT * FROM " + table)
 		must(r.t, err)
 		columns, err := rows.Columns()
@@ -77,8 +77,7 @@ func (r *rig) tables() string {
 	return out.String()
 }
 
-// A synced commit is made for a declaration and for a block of report numbers, nothing else: where
-// neither changed there was none.
+// What has not changed was not committed, neither synced nor lazily.
 func TestPushedAgainIsAnsweredAndCommitsNothing(t *testing.T) {
 	r := newRig(t).start()
 	signed := r.sign(3, mod("notes", "one", "web"))

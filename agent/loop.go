@@ -238,7 +238,7 @@ func (a *Agent) watchdog() (<-chan time.Time, func()) {
 }
 
 // after takes in how a pass went: it is remembered, shown, and reported when it is news.
-// It returns whether a report was handed over.
+// It returns whether a report was handed over to be sent.
 func (a *Agent) after(ctx context.Context, d done) (sent bool) {
 	if ctx.Err() != nil {
 		return false // the next life looks again
@@ -255,9 +255,9 @@ func (a *Agent) after(ctx context.Context, d done) (sent bool) {
 			a.drift = a.drift[n:]
 		}
 	}
-	made := a.say(ctx, d.job.heard != nil && d.job.heard.Pushed)
+	waits := a.say(ctx, d.job.heard != nil && d.job.heard.Pushed)
 	a.sending = 0
-	if up, _, _ := a.conn.State(); up && made {
+	if up, _, _ := a.conn.State(); up && waits {
 		a.sending, sent = 1, true
 	}
 	a.status(ctx)
@@ -298,11 +298,11 @@ func (a *Agent) underWay(ctx context.Context) {
 }
 
 // say reports what is news, or logs what kept it from that.
-func (a *Agent) say(ctx context.Context, answer bool) (made bool) {
+func (a *Agent) say(ctx context.Context, answer bool) (waits bool) {
 	a.owed = a.owed || answer
-	made, err := a.report(ctx)
+	waits, err := a.report(ctx)
 	if err != nil && ctx.Err() == nil {
 		a.cfg.Log.Error("no report could be made; it is tried again", "err", err)
 	}
-	return made
+	return waits
 }

@@ -2,10 +2,12 @@ package agent
 
 import (
 	"context"
-	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"io"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"time"
 
@@ -24,8 +26,10 @@ const (
 	digestBound = time.Second
 )
 
-// report makes a report and puts it into the outbox when it is news, or when somebody waits for it.
-func (a *Agent) report(ctx context.Context) (made bool, err error) {
+// report makes a report when it is news, or when somebody waits for it. News goes through the outbox, and
+// waits is true then. An answer that is none goes past it: nothing of it is lost with this process, since
+// the next one begins with a report.
+func (a *Agent) report(ctx context.Context) (waits bool, err error) {
 	a.knowDigest(ctx)
 	r, now := a.compose(ctx), a.cfg.Clock.Now()
 	isNews, key, err := a.news.is(r, now)
@@ -39,13 +43,30 @@ func (a *Agent) report(ctx context.Context) (made bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	if _, err := a.store.Put(ctx, state.Out{Subject: subject.Report(a.node), Kind: state.KindReport, Body: b}); err != nil {
-		return false, err
+	o := state.Out{Subject: subject.Report(a.node), Kind: state.KindReport, Body: b}
+	if isNews {
+		if _, err := a.store.Put(ctx, o); err != nil {
+			return false, err
+		}
+		a.link.Kick()
+	} else {
+		if o.ID, err = a.messageID(); err != nil {
+			return false, err
+		}
+		a.link.Answer(o)
 	}
-	a.link.Kick()
 	a.news.said(r, key, now)
 	a.drift, a.owed = nil, false
-	return true, nil
+	return isNews, nil
+}
+
+// messageID is unguessable: ids are one namespace a stream (facts/bus.md §2).
+func (a *Agent) messageID() (string, error) {
+	var b [16]byte
+	if _, err := io.ReadFull(a.cfg.Rand, b[:]); err != nil {
+		return "", fmt.Errorf("make a message id: %w", err)
+	}
+	return hex.EncodeToString(b[:]), nil
 }
 
 // knowDigest waits for the digest of the agent's own file, which was begun at the start: without it the
@@ -170,19 +191,18 @@ func (a *Agent) status(ctx context.Context) {
 
 // write lays d down, unless it says what was laid down a moment ago.
 func (a *Agent) write(d *show.Document) error {
-	now, at, free := a.cfg.Clock.Now(), d.At, d.FreeDisk
-	d.At, d.FreeDisk = 0, 0
-	same, err := json.Marshal(d)
-	if err != nil {
+	now := a.cfg.Clock.Now()
+	if a.laid != nil && now.Sub(a.laidAt) < reconcileEvery {
+		same := *d
+		same.At, same.FreeDisk = a.laid.At, a.laid.FreeDisk // times and log lines are no news
+		if reflect.DeepEqual(&same, a.laid) {
+			return nil
+		}
+	}
+	if err := d.Write(filepath.Join(a.cfg.Run, StatusFile)); err != nil {
 		return err
 	}
-	d.At, d.FreeDisk = at, free
-	if key := sha256.Sum256(same); key != a.laid || now.Sub(a.laidAt) >= reconcileEvery {
-		if err := d.Write(filepath.Join(a.cfg.Run, StatusFile)); err != nil {
-			return err
-		}
-		a.laid, a.laidAt = key, now
-	}
+	a.laid, a.laidAt = d, now
 	return nil
 }
 

@@ -70,6 +70,9 @@ type Link struct {
 
 	mu   sync.Mutex // guards left; held while a heartbeat is handed over
 	left bool       // good-bye was said
+
+	answers sync.Mutex // guards answer
+	answer  *state.Out // what is said after the outbox, and lost with the process; nil for nothing
 }
 
 // New makes a Link; Run starts it.
@@ -80,6 +83,34 @@ func New(c Config) *Link {
 // Heard delivers the newest declaration; older ones that nobody took are dropped, since only the newest
 // counts.
 func (l *Link) Heard() <-chan Heard { return l.heard.out }
+
+// Answer has o sent after all that waits in the outbox, until the bus has it or there is a newer answer. It
+// is for what somebody asked for and nobody misses after a restart: it costs the store nothing.
+func (l *Link) Answer(o state.Out) {
+	l.answers.Lock()
+	l.answer = &o
+	l.answers.Unlock()
+	l.Kick()
+}
+
+// sendAnswer sends the answer, if there is one.
+func (l *Link) sendAnswer(ctx context.Context) error {
+	l.answers.Lock()
+	o := l.answer
+	l.answers.Unlock()
+	if o == nil {
+		return nil
+	}
+	if err := l.cfg.Conn.Publish(ctx, o.Subject, o.Body, o.ID); err != nil {
+		return err
+	}
+	l.answers.Lock()
+	defer l.answers.Unlock()
+	if l.answer == o {
+		l.answer = nil
+	}
+	return nil
+}
 
 // Kick has the outbox looked at now.
 func (l *Link) Kick() {
@@ -267,7 +298,10 @@ func (l *Link) sendSome(ctx context.Context) (more bool, err error) {
 			return false, err
 		}
 	}
-	return len(waiting) > 0, nil
+	if len(waiting) > 0 {
+		return true, nil
+	}
+	return false, l.sendAnswer(ctx)
 }
 
 // mailbox holds the newest declaration and hands it out; put never blocks. Seqs are taken at their word

@@ -96,7 +96,7 @@ func stored(t *testing.T, core *bus.Conn) string {
 		t.Fatal(err)
 	}
 	var out []string
-	for n := in.State.FirstSeq; n <= in.State.LastSeq; n++ {
+	for n := in.State.FirstSeq; in.State.Msgs > 0 && n <= in.State.LastSeq; n++ {
 		m, err := st.GetMsg(t.Context(), n)
 		if err != nil {
 			t.Fatal(err)
@@ -171,6 +171,33 @@ func TestTheOutboxIsSentInOrderOnceAndSurvivesTheBusBeingAway(t *testing.T) {
 	if got := stored(t, core); got != want+"while-away" {
 		t.Errorf("stored %s", got)
 	}
+}
+
+func TestAnAnswerFollowsTheOutboxAndTheNewestCounts(t *testing.T) {
+	b := testbus.Start(t, testbus.Node("n1"))
+	core := b.Connect(t, "coordinator")
+	s := store(t)
+	key, err := b.Seed("node-n1").Public()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n1 := testbus.Node("n1")
+	n1.Key = key
+	b.Remove(t, "node-n1")
+	l := start(t, b, s, clock.Real())
+	answer := func(text string) {
+		l.Answer(state.Out{ID: "id-" + text, Subject: subject.Report("n1"), Body: []byte(text)})
+	}
+	answer("old")
+	answer("new")
+	put(t, s, l, "waited")
+	b.Add(t, n1)
+	waitfor.True(t, "what was said while the bus was away", soon, func() (bool, any) { got := stored(t, core); return got == "waited new", got })
+	answer("again")
+	waitfor.True(t, "an answer", soon, func() (bool, any) { got := stored(t, core); return got == "waited new again", got })
+	l.Kick()
+	put(t, s, l, "last")
+	waitfor.True(t, "no answer twice", soon, func() (bool, any) { got := stored(t, core); return got == "waited new again last", got })
 }
 
 func TestHeartbeat(t *testing.T) {
