@@ -18,6 +18,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 
 	"mesh/agent/apply"
+	"mesh/shared/clock"
 	"mesh/shared/manifest"
 	"mesh/shared/report"
 	"mesh/shared/waitfor"
@@ -186,18 +187,18 @@ func hostHangs(t *testing.T, b *bed) {
 		module("deaf", manifest.Run{Processes: map[string]manifest.Process{"p": {Exec: []string{"/bin/sh", "-c", "trap '' TERM; while :; do sleep 1; done"}}}}),
 		module("fine", manifest.Run{Processes: map[string]manifest.Process{"p": {Exec: []string{"/bin/sleep", "1000"}}}}),
 	}
-	began := time.Now()
+	began := clock.Real().Now()
 	r := b.accept(t, 1, slow...)
-	if took := time.Since(began); took > 25*time.Second {
+	if took := clock.Real().Now().Sub(began); took > 25*time.Second {
 		t.Errorf("the pass took %v", took)
 	}
 	if want := "deaf running, fine running, notify pending, oneshot pending, pre pending, waits pending"; states(r) != want || r.Outcome != report.Applying {
 		t.Errorf("%s %s, want %s", r.Outcome, states(r), want)
 	}
 	for range 3 {
-		began = time.Now()
+		began = clock.Real().Now()
 		r = b.pass(t, apply.Reconcile)
-		if took := time.Since(began); took > 5*time.Second || len(r.Drift) > 0 || r.Steps > 0 {
+		if took := clock.Real().Now().Sub(began); took > 5*time.Second || len(r.Drift) > 0 || r.Steps > 0 {
 			t.Errorf("the next pass took %v, made %d steps, found %v", took, r.Steps, r.Drift)
 		}
 	}
@@ -205,9 +206,9 @@ func hostHangs(t *testing.T, b *bed) {
 		t.Errorf("%s %s, want %s", r.Outcome, states(r), want)
 	}
 	// It goes although one does not listen to SIGTERM: mesh waits, and systemd kills it in the end.
-	began = time.Now()
+	began = clock.Real().Now()
 	r = b.accept(t, 2, slow[5])
-	if took := time.Since(began); took > 25*time.Second || r.Outcome != report.Applying || states(r) != "fine running" {
+	if took := clock.Real().Now().Sub(began); took > 25*time.Second || r.Outcome != report.Applying || states(r) != "fine running" {
 		t.Errorf("took %v: %s %s %v", took, r.Outcome, states(r), r.Refused)
 	}
 	sh(t, "systemctl", "kill", "-s", "KILL", "mesh-deaf-p.service")
@@ -232,7 +233,7 @@ func hostCrashes(t *testing.T, b *bed) {
 		t.Errorf("%s, want %s: %+v", states(r), want, r.Modules)
 	}
 	seen := map[string]map[string]bool{}
-	began := time.Now()
+	began := clock.Real().Now()
 	waitfor.True(t, "some crashes", 30*time.Second, func() (bool, any) {
 		r = b.pass(t, apply.Reconcile)
 		for _, m := range r.Modules {
@@ -241,7 +242,7 @@ func hostCrashes(t *testing.T, b *bed) {
 			}
 			seen[string(m.Name)][string(m.State)+" "+m.Detail] = true
 		}
-		return time.Since(began) > 15*time.Second, nil
+		return clock.Real().Now().Sub(began) > 15*time.Second, nil
 	})
 	for m, ways := range seen {
 		if len(ways) > 3 {
@@ -410,19 +411,19 @@ func hostMany(t *testing.T, b *bed) {
 		all = append(all, file(fmt.Sprintf("/etc/many/files/%03d", i), strings.Repeat("line\n", 50)))
 	}
 	mods = append(mods, module("files", files(all...)))
-	began := time.Now()
+	began := clock.Real().Now()
 	applied(t, b.accept(t, 1, mods...))
-	first := time.Since(began)
+	first := clock.Real().Now().Sub(began)
 	var usage [2]syscall.Rusage
 	must(t, syscall.Getrusage(syscall.RUSAGE_SELF, &usage[0]))
-	began = time.Now()
+	began = clock.Real().Now()
 	const passes = 20
 	for range passes {
 		if r := applied(t, b.pass(t, apply.Reconcile)); r.Steps > 0 {
 			t.Errorf("%+v", r)
 		}
 	}
-	took := time.Since(began) / passes
+	took := clock.Real().Now().Sub(began) / passes
 	must(t, syscall.Getrusage(syscall.RUSAGE_SELF, &usage[1]))
 	cpu := time.Duration(usage[1].Utime.Nano()+usage[1].Stime.Nano()-usage[0].Utime.Nano()-usage[0].Stime.Nano()) / passes
 	t.Logf("first %v; a pass %v, cpu %v; rss max %d MiB", first, took, cpu, usage[1].Maxrss>>10)
