@@ -73,7 +73,7 @@ type bench struct {
 	// profiles is where processor profiles of mesh's parts go; empty: none.
 	profiles string
 
-	agents, nodes, storm, users, connected, publish int
+	agents, nodes, storm, users, connected int
 	idleFor                                         time.Duration
 }
 
