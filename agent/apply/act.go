@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"mesh/agent/host/file"
 	"mesh/agent/host/systemd"
@@ -24,6 +25,7 @@ type run struct {
 	*Engine
 	w     *work
 	slots chan struct{} // bounds what is done side by side
+	until time.Time     // the pass waits for nothing longer
 	// filtered is closed once the packet filter was seen to; no unit starts before.
 	filtered chan struct{}
 

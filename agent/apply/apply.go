@@ -91,7 +91,7 @@ type Config struct {
 	Workers int
 	// Settle is how long a started unit must stay up; 0 means 1.5 s.
 	Settle time.Duration
-	// Wait is how long a pass waits for a unit to start or stop, and for bundles to come, before it ends
+	// Wait is how long a pass waits for units to start or stop, and for bundles to come, in all before it ends
 	// without them; 0 means 10 s.
 	Wait time.Duration
 	// Reserve is how many bytes a bundle must leave free on the disk; 0 means 16 MiB.

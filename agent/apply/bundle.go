@@ -94,7 +94,7 @@ func (r *run) download(ctx context.Context, a declaration.Artifact, part string)
 	if err == nil && from < a.Chunks {
 		at, _ := bundle.Span(from, a.Size)
 		if err = r.room(a.Size - at); err == nil {
-			w := &chunkWriter{f: f, r: r, size: a.Size, until: r.cfg.Clock.Now().Add(r.cfg.Wait)}
+			w := &chunkWriter{f: f, r: r, size: a.Size, until: r.until}
 			err = r.cfg.Fetch(ctx, a, from, w)
 		}
 	}

@@ -26,7 +26,7 @@ func (e *Engine) carry(ctx context.Context, w *work) (Result, error) {
 		e.sweepBundles(w)
 	}
 	paused := e.dropPaused(w)
-	r := &run{Engine: e, w: w, slots: make(chan struct{}, e.cfg.Workers), filtered: make(chan struct{}),
+	r := &run{Engine: e, w: w, slots: make(chan struct{}, e.cfg.Workers), until: e.cfg.Clock.Now().Add(e.cfg.Wait), filtered: make(chan struct{}),
 		failed: map[subject.Module]error{}, late: map[subject.Module]*late{}, started: map[string]systemd.Verdict{}, begun: map[string]bool{}}
 	var filterErr error
 	go func() { // ends when the filter is in force or refused, or with ctx; the wait below is for it

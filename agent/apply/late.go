@@ -26,12 +26,15 @@ func (l *late) Error() string { return l.what }
 // errWaited is the cause of a context that ended because a pass waits no longer.
 var errWaited = errors.New("a pass waits no longer")
 
-// bounded gives act a context that ends after the engine's Wait.
+// atLeast is what is waited for something although the pass has waited long enough for others.
+const atLeast = time.Second
+
+// bounded gives act a context that ends when the pass has waited for the engine's Wait in all.
 func (r *run) bounded(ctx context.Context, act func(context.Context)) (waited bool) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	done, watched := make(chan struct{}), make(chan struct{})
-	over := r.cfg.Clock.After(r.cfg.Wait)
+	over := r.cfg.Clock.After(max(r.until.Sub(r.cfg.Clock.Now()), atLeast))
 	go func() { // ends with act
 		defer close(watched)
 		select {

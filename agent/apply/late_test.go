@@ -25,7 +25,9 @@ func (b *bed) meanwhile(t testing.TB, pass func() apply.Result) apply.Result {
 	out := make(chan apply.Result, 1)
 	go func() { out <- pass() }()
 	waitUntil(t, "the pass to end", func() bool {
-		b.clock.Advance(time.Second)
+		if b.clock.Waiting() > 0 {
+			b.clock.Advance(time.Second)
+		}
 		return len(out) > 0
 	})
 	return <-out
@@ -69,6 +71,21 @@ func TestAUnitThatHangsHoldsUpNoPass(t *testing.T) {
 	applied(t, b.pass(t, apply.Reconcile))
 	if b.read(t, "/etc/slow") != "(absent)" || b.read(t, "/etc/systemd/system/mesh-slow-p.service") != "(absent)" {
 		t.Error("it is not gone")
+	}
+}
+
+// Many that hang are waited for once, not each in turn.
+func TestManyThatHangAreWaitedForOnce(t *testing.T) {
+	b := newBed(t)
+	b.units.waits = func(call string) bool { return strings.HasPrefix(call, "start") }
+	var mods []mod
+	for i := range 12 {
+		mods = append(mods, process(string(rune('a'+i))))
+	}
+	began := b.clock.Now()
+	r := b.meanwhile(t, func() apply.Result { return b.accept(t, 1, mods...) })
+	if took := b.clock.Now().Sub(began); r.Outcome != report.Applying || took > 20*time.Second {
+		t.Errorf("%s after %v", r.Outcome, took)
 	}
 }
 
