@@ -74,7 +74,7 @@ type bench struct {
 	profiles string
 
 	agents, nodes, storm, users, connected int
-	idleFor                                         time.Duration
+	idleFor                                time.Duration
 }
 
 func parse(args []string) (*bench, error) {
