@@ -444,6 +444,11 @@ func (r *run) makeDir(s plan.Step) error {
 	if err != nil {
 		return err
 	}
+	if s.OverFile {
+		if _, err := r.root.Remove(d.Path); err != nil {
+			return err
+		}
+	}
 	_, err = r.root.MakeDir(file.DirSpec{Path: d.Path, Mode: d.Mode, UID: uid, GID: gid})
 	return err
 }

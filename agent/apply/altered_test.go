@@ -217,3 +217,32 @@ func TestASymlinkInAFilesPlace(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A file of mesh makes room for a folder of the same path; a folder for a file takes two pushes, and says so. A
+// file of somebody makes room for nothing.
+func TestAFileBecomesAFolder(t *testing.T) {
+	b := newBed(t)
+	was, is := module("notes", files(file("/etc/notes", "x"))), module("notes", files(file("/etc/notes/a", "y"), file("/etc/notes/b/c", "z")))
+	applied(t, b.accept(t, 1, was))
+	applied(t, b.accept(t, 2, is))
+	if b.read(t, "/etc/notes/a") != "y" || b.read(t, "/etc/notes/b/c") != "z" {
+		t.Error("not as declared")
+	}
+	if r := applied(t, b.pass(t, apply.Reconcile)); r.Steps > 0 {
+		t.Errorf("not settled: %+v", r)
+	}
+	r := b.accept(t, 3, was)
+	if r.Outcome != report.Failed || !strings.Contains(r.Modules[0].Detail, "not gone yet") || b.read(t, "/etc/notes/a") != "y" {
+		t.Errorf("%+v", r)
+	}
+	applied(t, b.accept(t, 4))
+	if b.read(t, "/etc/notes") != "(absent)" {
+		t.Error("the folder stays")
+	}
+	applied(t, b.accept(t, 5, was))
+	applied(t, b.accept(t, 6))
+	must(t, os.WriteFile(b.root("/etc/notes"), []byte("theirs"), 0o644))
+	if r := b.accept(t, 7, is); r.Outcome != report.Failed || b.read(t, "/etc/notes") != "theirs" {
+		t.Errorf("%+v", r)
+	}
+}

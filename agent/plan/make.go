@@ -12,6 +12,7 @@ import (
 	"mesh/agent/resource"
 	"mesh/agent/state"
 	"mesh/shared/refusal"
+	"mesh/shared/subject"
 )
 
 func join(errs ...error) error { return errors.Join(errs...) }
@@ -43,6 +44,13 @@ func (p *planner) dir(r *resource.Resource) {
 		if held {
 			p.inOrder(r, old.Made)
 		}
+	case st.Kind == file.File && p.leaves(resource.ID(resource.KindFile, d.Path)):
+		before := len(p.out.Steps)
+		p.act(MakeDir, r, "declared, and mesh's own file stands there, which is not declared any more", true)
+		for i := range p.out.Steps[before:] {
+			p.out.Steps[before+i].OverFile = true
+			p.over[resource.ID(resource.KindFile, d.Path)] = true
+		}
 	case st.Kind != file.Dir:
 		p.fail(r.Module, p.held(r, st))
 	default:
@@ -53,6 +61,13 @@ func (p *planner) dir(r *resource.Resource) {
 		}
 		p.inOrder(r, made)
 	}
+}
+
+// leaves reports whether a thing is mesh's own and not declared any more.
+func (p *planner) leaves(id string) bool {
+	row, ok := p.ledger[id]
+	_, unreadable := p.in.Unreadable[subject.Module(row.Module)]
+	return ok && row.Made && row.Sum != "" && !row.Keep && !p.wanted[id] && !unreadable
 }
 
 func (p *planner) bundle(r *resource.Resource) {
@@ -210,6 +225,9 @@ func (p *planner) held(r *resource.Resource, st file.State) error {
 	like := file.File
 	if r.Kind == resource.KindDir {
 		like = file.Dir
+	}
+	if id := resource.ID(resource.KindDir, name(r.ID)); st.Kind == file.Dir && r.Kind == resource.KindFile && p.leaves(id) {
+		return refusal.New(p.what(r), "the folder that was declared there is not gone yet", "push the module without both once, so that the folder goes; then declare the file")
 	}
 	if st.Kind != like {
 		return refusal.Newf(p.what(r), "move it away, or declare another path", "a %s stands there (%s)", st.Kind, facts)

@@ -95,6 +95,8 @@ type Step struct {
 	New bool
 	// OverLink: a symlink stands there that somebody put in the place of mesh's file.
 	OverLink bool
+	// OverFile: a file of mesh that is not declared any more stands where the folder shall be, and goes first.
+	OverFile bool
 	// Intent is what the ledger has to hold before the act, when it does not yet.
 	Intent *state.Row
 	// Done is what the ledger holds after the act; nil when a later step of the resource brings it.
@@ -221,6 +223,8 @@ func (p *Plan) Intents() []state.Row {
 type planner struct {
 	in     Input
 	ledger map[string]state.Row
+	wanted map[string]bool // ids that are declared
+	over   map[string]bool // ids that go with a step of another
 	out    Plan
 	// changed are modules with a file to write, whose units cannot be taken as started with it.
 	changed map[subject.Module]bool
@@ -232,18 +236,20 @@ type planner struct {
 // New makes the plan.
 func New(in Input) Plan {
 	p := &planner{in: in, reload: map[string]subject.Module{}, ledger: make(map[string]state.Row, len(in.Ledger)), changed: map[subject.Module]bool{},
-		altered: map[subject.Module]bool{},
-		out:     Plan{Failed: map[subject.Module]error{}, Unknown: map[subject.Module]error{}}}
+		altered: map[subject.Module]bool{}, over: map[string]bool{},
+		out: Plan{Failed: map[subject.Module]error{}, Unknown: map[subject.Module]error{}}}
 	for _, r := range in.Ledger {
 		p.ledger[r.ID] = r
 	}
 	sorted := resource.Sort(in.Resources)
-	wanted := make(map[string]bool, len(sorted))
+	p.wanted = make(map[string]bool, len(sorted))
 	for i := range sorted {
-		wanted[sorted[i].ID] = true
+		p.wanted[sorted[i].ID] = true
+	}
+	for i := range sorted {
 		p.resource(&sorted[i])
 	}
-	p.removals(wanted)
+	p.removals()
 	p.bundles(sorted)
 	p.dropFailed()
 	if len(p.reload) > 0 {
@@ -273,8 +279,13 @@ func (p *planner) dropFailed() {
 		return failed || unknown
 	}
 	p.out.Steps = slices.DeleteFunc(p.out.Steps, func(s Step) bool {
-		return drop(s.Module) && !s.Drift && !(s.Op == MakeDir && s.Want.Dir.Implied)
+		return drop(s.Module) && !s.Drift && !(s.Op == MakeDir && s.Want.Dir.Implied && !s.OverFile)
 	})
+	for _, s := range p.out.Steps {
+		if s.OverFile {
+			p.out.Forget = append(p.out.Forget, resource.ID(resource.KindFile, s.Name()))
+		}
+	}
 	maps.DeleteFunc(p.reload, func(unit string, m subject.Module) bool {
 		return drop(m) && !slices.ContainsFunc(p.out.Steps, func(s Step) bool { return s.Drift && s.Name() == unit })
 	})

@@ -18,7 +18,7 @@ const keptBundles = 2
 
 // removals plans the end of what the ledger has and nothing declares: units first, then files, then
 // folders from below. What was there before mesh, data and users are only forgotten or kept.
-func (p *planner) removals(wanted map[string]bool) {
+func (p *planner) removals() {
 	rows := slices.Clone(p.in.Ledger)
 	rank := map[string]int{string(resource.KindUnit): 0, string(resource.KindFile): 1, string(resource.KindDir): 2}
 	slices.SortFunc(rows, func(a, b state.Row) int {
@@ -32,7 +32,10 @@ func (p *planner) removals(wanted map[string]bool) {
 	})
 	for _, row := range rows {
 		_, unreadable := p.in.Unreadable[subject.Module(row.Module)]
-		if wanted[row.ID] || unreadable || row.Keep || row.Kind == string(resource.KindBundle) {
+		if p.wanted[row.ID] || unreadable || row.Keep || row.Kind == string(resource.KindBundle) {
+			continue
+		}
+		if p.over[row.ID] {
 			continue
 		}
 		if !row.Made {
