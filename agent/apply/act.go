@@ -315,6 +315,9 @@ func (r *run) close(ctx context.Context, s plan.Step, err error) error {
 	if s.Forget {
 		into.Delete = append(into.Delete, s.ID)
 	}
+	if s.OverFile {
+		into.Delete = append(into.Delete, resource.ID(resource.KindFile, s.Name()))
+	}
 	if s.Op.Phase() != plan.Starting {
 		return nil
 	}

@@ -95,7 +95,8 @@ type Step struct {
 	New bool
 	// OverLink: a symlink stands there that somebody put in the place of mesh's file.
 	OverLink bool
-	// OverFile: a file of mesh that is not declared any more stands where the folder shall be, and goes first.
+	// OverFile: a file of mesh that is not declared any more stands where the folder shall be, and goes first;
+	// the ledger forgets it with the act.
 	OverFile bool
 	// Intent is what the ledger has to hold before the act, when it does not yet.
 	Intent *state.Row
@@ -281,11 +282,6 @@ func (p *planner) dropFailed() {
 	p.out.Steps = slices.DeleteFunc(p.out.Steps, func(s Step) bool {
 		return drop(s.Module) && !s.Drift && !(s.Op == MakeDir && s.Want.Dir.Implied && !s.OverFile)
 	})
-	for _, s := range p.out.Steps {
-		if s.OverFile {
-			p.out.Forget = append(p.out.Forget, resource.ID(resource.KindFile, s.Name()))
-		}
-	}
 	maps.DeleteFunc(p.reload, func(unit string, m subject.Module) bool {
 		return drop(m) && !slices.ContainsFunc(p.out.Steps, func(s Step) bool { return s.Drift && s.Name() == unit })
 	})
