@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -52,9 +53,9 @@ type floorAgents struct {
 func floorAgentsPart(ctx context.Context) error {
 	f := &floorAgents{gate: make(chan struct{}, floorPar)}
 	err := serve(ctx, handlers{
-		"start": on(func(_ context.Context, a floorFleet) (any, error) { return nil, f.start(a) }),
+		"start": on(func(ctx context.Context, a floorFleet) (any, error) { return nil, f.start(ctx, a) }),
 		"apply": on(func(_ context.Context, yes bool) (any, error) { f.apply.Store(yes); return nil, nil }),
-		"storm": on(func(context.Context, nothing) (any, error) { return nil, f.connect(stormPar) }),
+		"storm": on(func(ctx context.Context, par int) (any, error) { return nil, f.connect(ctx, par) }),
 		"drop":  on(func(context.Context, nothing) (any, error) { f.drop(); return nil, nil }),
 		"lost":  on(func(context.Context, nothing) (any, error) { return f.lost.Load(), nil }),
 	})
@@ -67,10 +68,10 @@ func floorAgentsPart(ctx context.Context) error {
 	return err
 }
 
-// stormPar is how many connect at once after the bus was away.
+// stormPar is how many connect at once after the bus was away, of all processes together.
 const stormPar = 512
 
-func (f *floorAgents) start(a floorFleet) error {
+func (f *floorAgents) start(ctx context.Context, a floorFleet) error {
 	f.cfg = a
 	f.apply.Store(a.Apply)
 	b, err := os.ReadFile(floorSeeds(a.Dir))
@@ -93,7 +94,7 @@ func (f *floorAgents) start(a floorFleet) error {
 			}
 		}
 	}
-	return f.connect(floorPar)
+	return f.connect(ctx, floorPar)
 }
 
 func (a *floorAgent) open(dir string) (err error) {
@@ -111,7 +112,7 @@ func (a *floorAgent) open(dir string) (err error) {
 }
 
 // connect connects all who are not, subscribes, and waits until the server knows.
-func (f *floorAgents) connect(par int) error {
+func (f *floorAgents) connect(ctx context.Context, par int) error {
 	gate := make(chan struct{}, par)
 	errs := make([]error, len(f.all))
 	var wg sync.WaitGroup
@@ -119,14 +120,21 @@ func (f *floorAgents) connect(par int) error {
 		gate <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-gate }()
-			errs[i] = f.one(i)
+			errs[i] = f.one(ctx, i)
 		})
 	}
 	wg.Wait()
-	return errors.Join(errs...)
+	failed := slices.DeleteFunc(errs, func(err error) bool { return err == nil })
+	if len(failed) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%d of %d clients do not get in, the first: %w", len(failed), len(f.all), failed[0])
 }
 
-func (f *floorAgents) one(i int) error {
+// connectTries bounds how often a client that the crowd kept out tries again.
+const connectTries = 20
+
+func (f *floorAgents) one(ctx context.Context, i int) error {
 	id, a := f.cfg.From+i, f.all[i]
 	opts, err := floorClient(f.seeds[id], fmt.Sprintf("node-%05d", id))
 	if err != nil {
@@ -137,8 +145,14 @@ func (f *floorAgents) one(i int) error {
 			f.lost.Add(1)
 		}
 	}))
-	if a.nc, err = nats.Connect("tls://"+f.cfg.Listen, opts...); err != nil {
-		return err
+	for try := 1; ; try++ {
+		if a.nc, err = nats.Connect("tls://"+f.cfg.Listen, opts...); err == nil {
+			break
+		}
+		if try == connectTries || ctx.Err() != nil {
+			return err
+		}
+		pause(ctx, 50*time.Millisecond)
 	}
 	report := floorReport(id)
 	_, err = a.nc.Subscribe(floorSubject(id), func(m *nats.Msg) {
