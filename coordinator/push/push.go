@@ -31,8 +31,9 @@ import (
 const (
 	// inFlight is how many publishes wait for their acknowledgement at once.
 	inFlight = 4096
-	// patience is how long a batch waits for stragglers before those that are there are recorded.
-	patience = 100 * time.Millisecond
+	// patience is how long a batch waits for stragglers before those that are there are recorded: long
+	// enough that a push to ten thousand is on the bus before the records take processor time from it.
+	patience = 400 * time.Millisecond
 	// again is the pause after the records did not take sends.
 	again = 5 * time.Second
 	// linger collects news for one answer while a push is under way.
