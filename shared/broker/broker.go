@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -62,8 +63,9 @@ type Broker struct {
 	port int
 	room int64 // what the streams may hold, in bytes; a reload cannot change it
 
-	mu     sync.Mutex // guards digest, and lets one reload run at a time
+	mu     sync.Mutex // guards the fields below, and lets one reload run at a time
 	digest string
+	force  []grant.User // the list in force, sorted by key: what is on it was checked
 }
 
 // Start runs a server with list and waits until it takes connections.
@@ -107,7 +109,7 @@ func start(ctx context.Context, cfg Config, list grant.List) (*Broker, error) {
 	if a, ok := b.srv.Addr().(*net.TCPAddr); ok {
 		b.port = a.Port
 	}
-	b.digest = list.Digest()
+	b.digest, b.force = list.Digest(), list.Users
 	return b, nil
 }
 
@@ -150,7 +152,7 @@ func (b *Broker) Apply(list grant.List) (changed bool, err error) {
 	if err := b.srv.ReloadOptions(opts); err != nil {
 		return false, fmt.Errorf("reload the bus's users: %w", err)
 	}
-	b.digest = digest
+	b.digest, b.force = digest, list.Users
 	return true, nil
 }
 
@@ -226,15 +228,16 @@ func (b *Broker) options(list grant.List) (*server.Options, error) {
 		opts.TLSTimeout = 10
 	}
 	var err error
-	if opts.Nkeys, err = users(list, opts.Accounts); err != nil {
+	if opts.Nkeys, err = users(list, opts.Accounts, b.force); err != nil {
 		return nil, err
 	}
 	return opts, nil
 }
 
 // users are list's, checked: values pass the server's parser by, and what it would refuse there it takes
-// for rights to everything here. No user would be no password for anybody.
-func users(list grant.List, in []*server.Account) ([]*server.NkeyUser, error) {
+// for rights to everything here. No user would be no password for anybody. What is in checked, sorted by
+// key, is not checked again.
+func users(list grant.List, in []*server.Account, checked []grant.User) ([]*server.NkeyUser, error) {
 	if len(list.Users) == 0 {
 		return nil, grant.ErrEmpty
 	}
@@ -244,38 +247,63 @@ func users(list grant.List, in []*server.Account) ([]*server.NkeyUser, error) {
 	}
 	seen := make(map[string]struct{}, len(list.Users))
 	out := make([]*server.NkeyUser, len(list.Users))
+	// Made together: one by one they are most of what a reload costs here.
+	made := make([]struct {
+		user      server.NkeyUser
+		rights    server.Permissions
+		publish   server.SubjectPermission
+		subscribe server.SubjectPermission
+	}, len(list.Users))
 	for i, u := range list.Users {
 		if _, twice := seen[u.Key]; twice {
 			return nil, fmt.Errorf("the key of %s is on the list twice", u.Principal)
 		}
 		seen[u.Key] = struct{}{}
-		if err := credential.CheckUserKey(u.Key); err != nil {
-			return nil, fmt.Errorf("%s: %w", u.Principal, err)
-		}
 		account := accounts[u.Account]
 		if account == nil {
 			return nil, fmt.Errorf("%s is in the account %q, which the bus does not have", u.Principal, u.Account)
 		}
-		if len(u.Publish) == 0 || len(u.Subscribe) == 0 {
-			return nil, fmt.Errorf("the rights of %s are an empty list, which the server takes for everything", u.Principal)
+		for len(checked) > 0 && checked[0].Key < u.Key {
+			checked = checked[1:]
 		}
-		for _, s := range u.Publish {
-			if !server.IsValidSubject(s) {
-				return nil, fmt.Errorf("%s may publish %q, which is no subject", u.Principal, s)
+		if len(checked) == 0 || !same(checked[0], u) {
+			if err := check(u); err != nil {
+				return nil, err
 			}
 		}
-		for _, s := range u.Subscribe {
-			sub, queue, _ := strings.Cut(s, " ")
-			if !server.IsValidSubject(sub) || strings.Contains(queue, " ") {
-				return nil, fmt.Errorf("%s may subscribe %q, which is no subject", u.Principal, s)
-			}
-		}
-		out[i] = &server.NkeyUser{Nkey: u.Key, Account: account, Permissions: &server.Permissions{
-			Publish:   &server.SubjectPermission{Allow: u.Publish},
-			Subscribe: &server.SubjectPermission{Allow: u.Subscribe},
-		}}
+		m := &made[i]
+		m.publish.Allow, m.subscribe.Allow = u.Publish, u.Subscribe
+		m.rights = server.Permissions{Publish: &m.publish, Subscribe: &m.subscribe}
+		m.user = server.NkeyUser{Nkey: u.Key, Account: account, Permissions: &m.rights}
+		out[i] = &m.user
 	}
 	return out, nil
+}
+
+// same reports whether nothing that check looks at differs.
+func same(a, b grant.User) bool {
+	return a.Key == b.Key && slices.Equal(a.Publish, b.Publish) && slices.Equal(a.Subscribe, b.Subscribe)
+}
+
+func check(u grant.User) error {
+	if err := credential.CheckUserKey(u.Key); err != nil {
+		return fmt.Errorf("%s: %w", u.Principal, err)
+	}
+	if len(u.Publish) == 0 || len(u.Subscribe) == 0 {
+		return fmt.Errorf("the rights of %s are an empty list, which the server takes for everything", u.Principal)
+	}
+	for _, s := range u.Publish {
+		if !server.IsValidSubject(s) {
+			return fmt.Errorf("%s may publish %q, which is no subject", u.Principal, s)
+		}
+	}
+	for _, s := range u.Subscribe {
+		sub, queue, _ := strings.Cut(s, " ")
+		if !server.IsValidSubject(sub) || strings.Contains(queue, " ") {
+			return fmt.Errorf("%s may subscribe %q, which is no subject", u.Principal, s)
+		}
+	}
+	return nil
 }
 
 func (b *Broker) listen(opts *server.Options) error {
