@@ -37,7 +37,12 @@ func (v *view) take(d done) {
 	if heard {
 		v.refused, v.broken = nil, nil
 	}
-	v.last = d.result
+	// What it took is what the declaration took; a look at a machine that is as it was says nothing of it.
+	r := d.result
+	if !r.News && r.Seq == v.last.Seq && r.Outcome == v.last.Outcome {
+		r.Took = v.last.Took
+	}
+	v.last = r
 }
 
 // fail notes that a pass could not be made, and reports whether that is news.

@@ -39,5 +39,5 @@ func TestAccount(t *testing.T) {
 	v.take(done{result: apply.Result{Seq: 7, Outcome: report.Applied}}) // a look is no answer to that either
 	check(7, report.Apply{Seq: 9, Outcome: report.Failed, Refused: &refusal.Refusal{}})
 	v.take(done{job: heard, result: apply.Result{Seq: 7, Outcome: report.Applied}}) // the one held, sent again
-	check(7, report.Apply{Seq: 7, Outcome: report.Applied})
+	check(7, report.Apply{Seq: 7, Outcome: report.Applied, TookMS: 1000})
 }
