@@ -25,11 +25,13 @@ type floorFleet struct {
 	// Dir is where the seeds are and the agents' folders go.
 	Dir, Listen string
 	From, To    int
+	// Par is how many apply at once.
+	Par int
 	// Apply: each message is committed and written; otherwise only reported, or, with Mute, not even that.
 	Apply, Mute bool
 }
 
-// floorPar bounds how many connect or apply at once in a process.
+// floorPar is how many connect at once in a process.
 const floorPar = 64
 
 type floorAgent struct {
@@ -51,7 +53,7 @@ type floorAgents struct {
 
 // floorAgentsPart is the child "floor-agents".
 func floorAgentsPart(ctx context.Context) error {
-	f := &floorAgents{gate: make(chan struct{}, floorPar)}
+	f := &floorAgents{}
 	err := serve(ctx, handlers{
 		"start": on(func(ctx context.Context, a floorFleet) (any, error) { return nil, f.start(ctx, a) }),
 		"apply": on(func(_ context.Context, yes bool) (any, error) { f.apply.Store(yes); return nil, nil }),
@@ -72,7 +74,7 @@ func floorAgentsPart(ctx context.Context) error {
 const stormPar = 512
 
 func (f *floorAgents) start(ctx context.Context, a floorFleet) error {
-	f.cfg = a
+	f.cfg, f.gate = a, make(chan struct{}, max(a.Par, 1))
 	f.apply.Store(a.Apply)
 	b, err := os.ReadFile(floorSeeds(a.Dir))
 	if err != nil {

@@ -23,6 +23,9 @@ type agentsStart struct {
 	// Run is where status files go, a memory file system as /run is one.
 	Run      string
 	From, To int
+	// Par is how many carry something out at once: they share one machine, as no agents do, and all of
+	// them under way together would each take as long as all.
+	Par int
 }
 
 // agentsPart is the child "mesh-agents": many whole agents in one process. Their machine is a folder:
@@ -38,11 +41,13 @@ func agentsPart(ctx context.Context) error {
 			if err != nil {
 				return nil, err
 			}
+			turns := make(chan struct{}, max(a.Par, 1))
 			for i := a.From; i < a.To; i++ {
 				cfg, err := folderAgent(f, i, a)
 				if err != nil {
 					return nil, err
 				}
+				cfg.FailPoint = turn(ctx, turns)
 				wg.Go(func() { // ends with ctx
 					if err := agent.Run(ctx, cfg); err != nil && ctx.Err() == nil {
 						select {
@@ -66,6 +71,25 @@ func agentsPart(ctx context.Context) error {
 	cancel()
 	wg.Wait()
 	return err
+}
+
+// turn makes one of many agents wait for its turn before it accepts a declaration, and give it back when
+// the outcome is written. The engine names these instants for tests that kill it there.
+func turn(ctx context.Context, turns chan struct{}) func(at string) {
+	has := false // a pass of this agent has a turn; its passes run one at a time
+	return func(at string) {
+		switch {
+		case at == "before accept" && !has:
+			select {
+			case turns <- struct{}{}:
+				has = true
+			case <-ctx.Done():
+			}
+		case at == "after outcome" && has:
+			has = false
+			<-turns
+		}
+	}
 }
 
 // folderAgent is agent i with a folder for a machine.

@@ -22,6 +22,9 @@ const (
 	// firstBound is for agents that come up and apply everything for the first time.
 	firstBound = 5 * time.Minute
 	pushBound  = 2 * time.Minute
+	// applyPar is how many agents carry out an apply at once, of all processes of a side: they share one
+	// disk.
+	applyPar = 64
 )
 
 // pushBed is a coordinator with its agents, and a floor of the same size.
@@ -92,7 +95,7 @@ func (b *bench) startPush(ctx context.Context) (p *pushBed, err error) {
 	began := time.Now()
 	parts := groups(b.agents, filesAnAgent)
 	err = askAll(p.meshAgents, "start", func(i int) any {
-		return agentsStart{Fleet: m.Nodes, Dir: filepath.Join(dir, "agents"), Run: p.run, From: parts[i][0], To: parts[i][1]}
+		return agentsStart{Fleet: m.Nodes, Dir: filepath.Join(dir, "agents"), Run: p.run, From: parts[i][0], To: parts[i][1], Par: max(1, applyPar/len(parts))}
 	})
 	if err != nil {
 		return nil, err
@@ -120,7 +123,7 @@ func (p *pushBed) startFloor(ctx context.Context, dir string) error {
 		return err
 	}
 	return askAll(p.floorAgents, "start", func(i int) any {
-		return floorFleet{Dir: dir, Listen: listen, From: parts[i][0], To: parts[i][1], Apply: true}
+		return floorFleet{Dir: dir, Listen: listen, From: parts[i][0], To: parts[i][1], Apply: true, Par: max(1, applyPar/len(parts))}
 	})
 }
 
