@@ -64,11 +64,11 @@ func groups(n, filesEach int) (parts [][2]int) {
 // startPush starts everything and waits until each agent has applied its first declaration.
 func (b *bench) startPush(ctx context.Context) (p *pushBed, err error) {
 	p = &pushBed{agents: b.agents, size: 8 << 10}
-	defer func() {
+	defer func(bed *pushBed) { // p is nil when an error is returned
 		if err != nil {
-			p.leave()
+			bed.leave()
 		}
-	}()
+	}(p)
 	dir, err := b.folder("push")
 	if err != nil {
 		return nil, err
