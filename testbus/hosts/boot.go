@@ -37,9 +37,13 @@ const consoleLog = "console.log"
 // mounts itself (/run, /tmp) is not in it.
 func (h *Host) root() string { return filepath.Join(h.dir, "root") }
 
+// containers is where the host's engine keeps its images and volumes: not on the host's overlay, for the kernel
+// stacks no writable overlay on another.
+func (h *Host) containers() string { return filepath.Join(h.dir, "containers") }
+
 // makeRoot lays a fresh overlay over the image and gives the host its names.
 func (h *Host) makeRoot() error {
-	for _, d := range []string{"up", "work", "root"} {
+	for _, d := range []string{"up", "work", "root", "containers"} {
 		if err := os.MkdirAll(filepath.Join(h.dir, d), 0o755); err != nil {
 			return err
 		}
@@ -77,8 +81,12 @@ func (h *Host) BootErr(ctx context.Context) error {
 	if err := os.Mkdir(h.cgroup, 0o755); err != nil {
 		return err
 	}
-	if err := command(ctx, "", "setsid", "--fork", "sh", "-c", bootScript, "boot-"+h.Name,
-		h.cgroup, filepath.Join(filepath.Base(h.bed.state.Cgroup), h.Name), filepath.Join(h.dir, consoleLog), h.root(), h.name, h.Name, h.Path()); err != nil {
+	args := []string{"setsid", "--fork", "sh", "-c", bootScript, "boot-" + h.Name,
+		h.cgroup, filepath.Join(filepath.Base(h.bed.state.Cgroup), h.Name), filepath.Join(h.dir, consoleLog), h.root(), h.name, h.Name, h.Path()}
+	if h.bed.state.Flavour == Podman {
+		args = append(args, "--bind="+h.containers()+":/var/lib/containers")
+	}
+	if err := command(ctx, "", args...); err != nil {
 		return err
 	}
 	return h.waitBooted(ctx, 0)

@@ -53,6 +53,8 @@ type state struct {
 	ID    string `json:"id"`
 	Hosts int    `json:"hosts"`
 	Image string `json:"image"`
+	// Flavour is what is on the hosts besides the plain system.
+	Flavour Flavour `json:"flavour,omitempty"`
 	// Cgroup is the bed's own cgroup2 directory, all processes of its hosts are below it.
 	Cgroup string `json:"cgroup"`
 }
@@ -75,13 +77,19 @@ type Host struct {
 // to be absent or empty and must not lie on an overlay file system. It returns when systemd has
 // finished booting on all of them; when that fails it leaves nothing behind.
 func Start(ctx context.Context, dir string, n int, log *slog.Logger) (*Bed, error) {
+	return StartWith(ctx, dir, n, Plain, log)
+}
+
+// StartWith is Start of hosts with something more on them. Each flavour has an image of its own, built when it
+// is asked for first.
+func StartWith(ctx context.Context, dir string, n int, f Flavour, log *slog.Logger) (*Bed, error) {
 	if n < 1 || n > MaxHosts {
 		return nil, refusal.New(fmt.Sprintf("a bed of %d hosts", n), fmt.Sprintf("a bed has 1 to %d", MaxHosts), "ask for fewer")
 	}
 	if err := Check(); err != nil {
 		return nil, err
 	}
-	image, err := EnsureImage(ctx, log)
+	image, err := EnsureImage(ctx, f, log)
 	if err != nil {
 		return nil, err
 	}
@@ -91,7 +99,7 @@ func Start(ctx context.Context, dir string, n int, log *slog.Logger) (*Bed, erro
 	}
 	id := make([]byte, 4)
 	rand.Read(id) // never fails (crypto/rand)
-	b := newBed(dir, state{ID: hex.EncodeToString(id), Hosts: n, Image: image}, log)
+	b := newBed(dir, state{ID: hex.EncodeToString(id), Hosts: n, Image: image, Flavour: f}, log)
 	if err := b.raise(ctx); err != nil {
 		err = fmt.Errorf("start bed %s: %w", dir, err)
 		return nil, errors.Join(err, b.Down(context.WithoutCancel(ctx)))

@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -33,6 +34,39 @@ var packages = []string{
 	"nftables", "procps", "sqlite3", "systemd", "systemd-sysv",
 }
 
+// engine is what a host of the flavour Podman has besides. Netavark calls iptables, which nothing recommended by
+// podman brings without recommends.
+var engine = []string{"aardvark-dns", "conmon", "iptables", "netavark", "podman", "runc"}
+
+// containersConf lets podman's containers run in a host: a machine that grants no CAP_SYS_RESOURCE cannot raise
+// limits, and one without the pids controller has none; with a fresh store podman may choose CNI.
+const containersConf = `[containers]
+default_ulimits=["nofile=1024:1024","nproc=1024:1024"]
+pids_limit=0
+[engine]
+runtime="runc"
+[network]
+network_backend="netavark"
+`
+
+// Flavour is what is on a host besides the plain system.
+type Flavour string
+
+// The flavours.
+const (
+	Plain Flavour = ""
+	// Podman: the container engine, its storage on the machine's own file system.
+	Podman Flavour = "podman"
+)
+
+// includes are the packages of a host.
+func (f Flavour) includes() []string {
+	if f == Podman {
+		return append(slices.Clone(packages), engine...)
+	}
+	return packages
+}
+
 // masked are units that only cost time or fail in a host that is one of many on a machine.
 var masked = []string{
 	"apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "e2scrub_all.timer", "e2scrub_reap.service",
@@ -49,7 +83,7 @@ const imageVersion = "1"
 // EnsureImage builds the hosts' root file system if it is not in the cache yet (half a minute) and returns
 // its folder. Processes that ask at the same time build it once. It takes Debian's packages from where the
 // machine does: same suite, same sources, same proxies.
-func EnsureImage(ctx context.Context, log *slog.Logger) (string, error) {
+func EnsureImage(ctx context.Context, f Flavour, log *slog.Logger) (string, error) {
 	if err := Check(); err != nil {
 		return "", err
 	}
@@ -61,7 +95,7 @@ func EnsureImage(ctx context.Context, log *slog.Logger) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	image := filepath.Join(cache, "debian-"+suite+"-"+imageKey(suite))
+	image := filepath.Join(cache, "debian-"+suite+"-"+imageKey(suite, f))
 	if exists(image) {
 		return image, nil
 	}
@@ -77,12 +111,12 @@ func EnsureImage(ctx context.Context, log *slog.Logger) (string, error) {
 	if exists(image) {
 		return image, nil
 	}
-	log.Info("building the image of the hosts", "suite", suite, "path", image)
+	log.Info("building the image of the hosts", "suite", suite, "flavour", string(f), "path", image)
 	temp := image + ".new"
 	if err := os.RemoveAll(temp); err != nil {
 		return "", fmt.Errorf("image cache: %w", err)
 	}
-	if err := buildImage(ctx, suite, temp); err != nil {
+	if err := buildImage(ctx, suite, f, temp); err != nil {
 		return "", errors.Join(fmt.Errorf("build the image of the hosts: %w", err), os.RemoveAll(temp))
 	}
 	if err := os.Rename(temp, image); err != nil {
@@ -92,8 +126,8 @@ func EnsureImage(ctx context.Context, log *slog.Logger) (string, error) {
 }
 
 // imageKey names an image by all that goes into it but the packages' versions.
-func imageKey(suite string) string {
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s %s %q %q %q", imageVersion, suite, packages, masked, excluded))
+func imageKey(suite string, f Flavour) string {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s %s %q %q %q", imageVersion, suite, f.includes(), masked, excluded))
 	return hex.EncodeToString(sum[:6])
 }
 
@@ -136,7 +170,7 @@ func debianSuite() (string, error) {
 }
 
 // buildImage runs mmdebstrap and settles the result into something that boots fast and says "running".
-func buildImage(ctx context.Context, suite, dir string) error {
+func buildImage(ctx context.Context, suite string, f Flavour, dir string) error {
 	sources, err := aptSources(suite)
 	if err != nil {
 		return err
@@ -146,7 +180,7 @@ func buildImage(ctx context.Context, suite, dir string) error {
 		return err
 	}
 	args := []string{"mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", "--format=directory",
-		"--include=" + strings.Join(packages, ","), "--dpkgopt=force-unsafe-io"}
+		"--include=" + strings.Join(f.includes(), ","), "--dpkgopt=force-unsafe-io"}
 	for _, p := range excluded {
 		args = append(args, "--dpkgopt=path-exclude="+p)
 	}
@@ -157,7 +191,7 @@ func buildImage(ctx context.Context, suite, dir string) error {
 	if err := command(ctx, "", args...); err != nil {
 		return err
 	}
-	return settleImage(dir)
+	return settleImage(dir, f)
 }
 
 // aptSources are the machine's source files that speak of the suite.
@@ -227,7 +261,7 @@ func carriedOptions(dump string) []string {
 
 // settleImage makes the fresh root one that boots quickly and quietly, and drops what it took over from
 // the machine.
-func settleImage(dir string) error {
+func settleImage(dir string, f Flavour) error {
 	at := func(name string) string { return filepath.Join(dir, name) }
 	for _, unit := range masked {
 		link := at("etc/systemd/system/" + unit)
@@ -249,6 +283,9 @@ func settleImage(dir string) error {
 		"etc/machine-id":                         "",
 		"etc/systemd/journald.conf.d/hosts.conf": "[Journal]\nStorage=persistent\nSystemMaxUse=64M\n",
 		"etc/systemd/system.conf.d/hosts.conf":   "[Manager]\nDefaultTimeoutStopSec=15s\n",
+	}
+	if f == Podman {
+		files["etc/containers/containers.conf"] = containersConf
 	}
 	for name, text := range files {
 		if err := os.MkdirAll(filepath.Dir(at(name)), 0o755); err != nil {

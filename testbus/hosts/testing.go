@@ -34,10 +34,16 @@ const (
 // machine that cannot boot hosts. When the test fails, its log ends with the hosts' last words.
 func New(t testing.TB, n int) *Bed {
 	t.Helper()
+	return NewWith(t, n, Plain)
+}
+
+// NewWith is New with hosts of a flavour.
+func NewWith(t testing.TB, n int, f Flavour) *Bed {
+	t.Helper()
 	must(t, Check())
 	dir, release := testDir(t)
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
-	bed, err := Start(t.Context(), filepath.Join(dir, "bed"), n, log)
+	bed, err := StartWith(t.Context(), filepath.Join(dir, "bed"), n, f, log)
 	if err != nil {
 		release() // the next test removes the folder
 		t.Fatalf("boot %d hosts: %v", n, err)

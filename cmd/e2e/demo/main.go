@@ -181,7 +181,7 @@ func prepare(ctx context.Context, t *teller, s *story.Story, log *slog.Logger) e
 		return err
 	}
 	if err := t.step("a Debian image is there (the first time it is made)", func() error {
-		_, err := hosts.EnsureImage(ctx, log)
+		_, err := hosts.EnsureImage(ctx, hosts.Plain, log)
 		return err
 	}); err != nil {
 		return err
