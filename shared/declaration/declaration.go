@@ -83,6 +83,8 @@ type Module struct {
 	Build string `json:"build"`
 	// Artifact is the bundle, when there is one.
 	Artifact *Artifact `json:"artifact,omitempty"`
+	// Images are its container images, sorted by name and architecture.
+	Images []Image `json:"images,omitempty"`
 	// Manifest is the resolved manifest in its JSON form, kept as text: the coordinator splices what the
 	// records hold, the agent decodes it strictly.
 	Manifest json.RawMessage `json:"manifest"`
@@ -142,6 +144,9 @@ func (d *Declaration) Check() error {
 		case len(m.Manifest) == 0:
 			return &strict.Error{Path: at("manifest"), Why: "must be given"}
 		}
+		if err := checkImages(m.Images); err != nil {
+			return &strict.Error{Path: at("images"), Why: err.Error()}
+		}
 		if m.Artifact != nil {
 			if err := m.Artifact.Check(); err != nil {
 				return &strict.Error{Path: at("artifact"), Why: err.Error()}
@@ -185,19 +190,25 @@ func appendModule(dst []byte, m *Module) []byte {
 	dst = appendString(dst, string(m.Name))
 	dst = append(dst, `,"build":`...)
 	dst = appendString(dst, m.Build)
-	if a := m.Artifact; a != nil {
-		dst = append(dst, `,"artifact":{"digest":`...)
-		dst = appendString(dst, a.Digest)
-		dst = append(dst, `,"size":`...)
-		dst = strconv.AppendInt(dst, a.Size, 10)
-		dst = append(dst, `,"chunks":`...)
-		dst = strconv.AppendInt(dst, int64(a.Chunks), 10)
-		dst = append(dst, '}')
+	if m.Artifact != nil {
+		dst = append(dst, `,"artifact":`...)
+		dst = appendArtifact(dst, m.Artifact)
 	}
+	dst = appendImages(dst, m.Images)
 	dst = append(dst, `,"manifest":`...)
 	dst = append(dst, m.Manifest...)
 	dst = appendMap(dst, `,"settings":{`, m.Settings)
 	dst = appendMap(dst, `,"secrets":{`, m.Secrets)
+	return append(dst, '}')
+}
+
+func appendArtifact(dst []byte, a *Artifact) []byte {
+	dst = append(dst, `{"digest":`...)
+	dst = appendString(dst, a.Digest)
+	dst = append(dst, `,"size":`...)
+	dst = strconv.AppendInt(dst, a.Size, 10)
+	dst = append(dst, `,"chunks":`...)
+	dst = strconv.AppendInt(dst, int64(a.Chunks), 10)
 	return append(dst, '}')
 }
 

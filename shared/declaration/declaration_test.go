@@ -29,8 +29,17 @@ func content() *declaration.Content {
 		Drift:  declaration.Repair,
 		Filter: &declaration.Filter{Allow: []rule.Allow{{Owner: "notes", Port: port, From: rule.Anywhere()}}, Tunnel: "wg0"},
 		Modules: []declaration.Module{{Name: "notes", Build: "build-1", Artifact: &declaration.Artifact{Digest: strings.Repeat("0a", 32), Size: 9, Chunks: 1},
+			Images:   []declaration.Image{image("web")},
 			Manifest: json.RawMessage(`{"module":"notes"}`), Settings: map[string]string{"b": "é\"<", "a": "1"}, Secrets: map[string]credential.Sealed{"p": "X.y"}}},
 	}
+}
+
+func image(name string) declaration.Image {
+	blob := func(b string, size int64) declaration.Artifact {
+		return declaration.Artifact{Digest: strings.Repeat(b, 32), Size: size, Chunks: 1}
+	}
+	return declaration.Image{Name: name, Arch: "amd64", ID: strings.Repeat("0c", 32), Type: declaration.OCIManifest,
+		Blobs: []declaration.Artifact{blob("0b", 400), blob("0c", 500), blob("0d", 600)}}
 }
 
 func signed(t testing.TB, edit func(*declaration.Head, *declaration.Content)) (declaration.Signed, *credential.Signer) {
@@ -166,7 +175,21 @@ func TestAModuleWithoutAManifestIsNotEncoded(t *testing.T) {
 
 func TestChecks(t *testing.T) {
 	for name, edit := range map[string]func(*declaration.Head, *declaration.Content){
-		"no seq":           func(h *declaration.Head, _ *declaration.Content) { h.Seq = 0 },
+		"no seq":              func(h *declaration.Head, _ *declaration.Content) { h.Seq = 0 },
+		"an image of nothing": func(_ *declaration.Head, c *declaration.Content) { c.Modules[0].Images[0].Blobs = nil },
+		"an image twice": func(_ *declaration.Head, c *declaration.Content) {
+			c.Modules[0].Images = []declaration.Image{image("web"), image("web")}
+		},
+		"a blob twice": func(_ *declaration.Head, c *declaration.Content) {
+			c.Modules[0].Images[0].Blobs[2] = c.Modules[0].Images[0].Blobs[0]
+		},
+		"an id that is no blob": func(_ *declaration.Head, c *declaration.Content) {
+			c.Modules[0].Images[0].ID = strings.Repeat("ff", 32)
+		},
+		"an architecture in a path": func(_ *declaration.Head, c *declaration.Content) { c.Modules[0].Images[0].Arch = "../x" },
+		"an index for a manifest": func(_ *declaration.Head, c *declaration.Content) {
+			c.Modules[0].Images[0].Type = "application/vnd.oci.image.index.v1+json"
+		},
 		"drift":            func(_ *declaration.Head, c *declaration.Content) { c.Drift = "maybe" },
 		"no bus":           func(_ *declaration.Head, c *declaration.Content) { c.Bus.Addresses = nil },
 		"a module twice":   func(_ *declaration.Head, c *declaration.Content) { c.Modules = append(c.Modules, c.Modules[0]) },

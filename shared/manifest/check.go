@@ -25,6 +25,7 @@ func (m *Manifest) Check() error {
 	c.shape(reflect.ValueOf(*m), "")
 	c.names()
 	c.bundle()
+	c.images()
 	for _, name := range slices.Sorted(maps.Keys(m.Run.Processes)) {
 		c.process(name, m.Run.Processes[name])
 	}
@@ -152,6 +153,7 @@ func (c *checker) names() {
 	}
 	named(c, "run.processes", "process", c.m.Run.Processes)
 	named(c, "run.timers", "timer", c.m.Run.Timers)
+	named(c, "build.images", "image", c.m.Build.Images)
 	named(c, "settings", "setting", c.m.Settings)
 	named(c, "secrets", "secret", c.m.Secrets)
 	for name := range c.m.Run.Timers {
@@ -185,6 +187,20 @@ func (c *checker) bundle() {
 		c.say("build.bundle.output", "%q: expected a folder below the one of module.yaml, such as dist", clip(b.Output))
 	}
 }
+
+func (c *checker) images() {
+	if len(c.m.Build.Images) > maxImages {
+		c.say("build.images", "has %d images; at most %d are taken", len(c.m.Build.Images), maxImages)
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.m.Build.Images)) {
+		if from := c.m.Build.Images[name].From; from != "" && !inside(from) {
+			c.say(Join(Join("build.images", name), "from"), "%q: expected a file or folder below the one of module.yaml, such as dist/image.tar", clip(from))
+		}
+	}
+}
+
+// maxImages bounds the images of one module: a node's rights on the bus name every blob of them.
+const maxImages = 16
 
 // inside says whether p is a clean relative path that does not climb.
 func inside(p string) bool {

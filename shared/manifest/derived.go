@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 
 	"mesh/shared/subject"
 )
@@ -27,6 +28,25 @@ func (m Mode) Bits(fallback uint32) uint32 {
 		return fallback
 	}
 	return uint32(n)
+}
+
+// Built is the word by which a container names an image of its own module's.
+const Built = "built"
+
+// BuiltImage is the name, in build.images, of the image that a container's word means: "built" is the only
+// one, "built:<name>" the one of that name. ok is false when there is none of that name, or the word names
+// an image that is not the module's own.
+func (m *Manifest) BuiltImage(word string) (name string, ok bool) {
+	if word == Built && len(m.Build.Images) == 1 {
+		for name = range m.Build.Images {
+			return name, true
+		}
+	}
+	name, own := strings.CutPrefix(word, Built+":")
+	if _, known := m.Build.Images[name]; own && known {
+		return name, true
+	}
+	return "", false
 }
 
 // The defaults of the keys that may be left out, as the reference has them.

@@ -54,6 +54,16 @@ func (Upgrade) Words() []string { return []string{string(Record), string(Roll)} 
 type Build struct {
 	// The bundle: a folder of files that is packed, sent to the machines and unpacked there.
 	Bundle *Bundle `json:"bundle,omitempty"`
+	// Container images that were built before, by name. A container names one as `built:<name>`, or as
+	// `built` when there is only one. They travel to the machines over the bus, layer by layer.
+	Images map[string]Image `json:"images,omitempty"`
+}
+
+// Image is a container image in a file or a folder beside module.yaml.
+type Image struct {
+	// Where it is, below the folder of module.yaml: a folder in the OCI image layout, or an archive as
+	// `podman save --format oci-archive`, `podman save` and `docker save` write it.
+	From string `json:"from,omitempty" mesh:"required"`
 }
 
 // Bundle is a folder of files that travels to the machines.
