@@ -8,6 +8,8 @@ import (
 
 	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
+
+	"mesh/firewall/internal/nfnetlink"
 )
 
 // differs says in a few words where the kernel's table is not t, or "" when it is exactly t.
@@ -113,9 +115,9 @@ func (c chain) differs(have *foundChain) string {
 	}
 	var w wire
 	for i, l := range c.lines {
-		w.b = w.b[:0]
+		w.B = w.B[:0]
 		w.expressions(l)
-		if !bytes.Equal(l.userData(), have.rules[i].userData) || !sameExpressions(w.b, have.rules[i].expressions) {
+		if !bytes.Equal(l.userData(), have.rules[i].userData) || !sameExpressions(w.B, have.rules[i].expressions) {
 			return fmt.Sprintf("rule %d is another", i+1)
 		}
 	}
@@ -140,10 +142,10 @@ func sameExpressions(want, have []byte) bool {
 }
 
 func expression(b []byte) (name string, data []byte) {
-	for typ, v := range attributes(b) {
+	for typ, v := range nfnetlink.Attributes(b) {
 		switch typ {
 		case unix.NFTA_EXPR_NAME:
-			name = text(v)
+			name = nfnetlink.Text(v)
 		case unix.NFTA_EXPR_DATA:
 			data = v
 		}
@@ -158,7 +160,7 @@ type attribute struct {
 
 func list(b []byte) []attribute {
 	var out []attribute
-	for typ, v := range attributes(b) {
+	for typ, v := range nfnetlink.Attributes(b) {
 		out = append(out, attribute{typ, v})
 	}
 	return out

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"mesh/firewall/internal/nfnetlink"
 	"mesh/shared/clock"
 	"mesh/shared/refusal"
 )
@@ -29,7 +30,7 @@ const (
 // at a time, the others wait.
 type Driver struct {
 	clock  clock.Clock
-	socket *socket
+	kernel kernel
 	turn   chan struct{} // holds one token: whoever has it uses the fields below
 	flags  uint32        // those to give the table: owner and persist, or none
 	loaded bool          // this Driver has loaded a table before
@@ -49,14 +50,14 @@ func WithoutOwner() Option { return func(d *Driver) { d.flags = 0 } }
 // Open returns a Driver for the network namespace of the calling thread. Where the kernel knows it
 // (6.9), tables it loads belong to it alone until Close, and outlive it (NET-6).
 func Open(options ...Option) (*Driver, error) {
-	s, err := openSocket()
+	s, err := nfnetlink.Open()
 	if err != nil {
 		return nil, fmt.Errorf("open netfilter: %w", err)
 	}
-	d := &Driver{clock: clock.Real(), socket: s, turn: make(chan struct{}, 1)}
+	d := &Driver{clock: clock.Real(), kernel: kernel{s}, turn: make(chan struct{}, 1)}
 	d.turn <- struct{}{}
-	if d.flags, err = s.ownership(); err != nil {
-		return nil, errors.Join(fmt.Errorf("open netfilter: %w", err), s.close())
+	if d.flags, err = d.kernel.ownership(); err != nil {
+		return nil, errors.Join(fmt.Errorf("open netfilter: %w", err), s.Close())
 	}
 	for _, o := range options {
 		o(d)
@@ -66,15 +67,14 @@ func Open(options ...Option) (*Driver, error) {
 
 // ownership asks the kernel whether it knows owned tables that persist, by a transaction that fails
 // in any case.
-func (s *socket) ownership() (flags uint32, err error) {
+func (k kernel) ownership() (flags uint32, err error) {
 	const probe = TableName + "-probe"
 	var w wire
-	w.begin(0)
+	w.BeginBatch(0)
 	w.newTable(probe, tableOwner|tablePersist)
 	w.simple(unix.NFT_MSG_DELCHAIN, probe, "never")
-	w.acknowledge()
-	w.end()
-	err = s.commit(w.b)
+	w.EndBatch()
+	err = k.Commit(w.B)
 	switch {
 	case errors.Is(err, unix.EOPNOTSUPP):
 		return 0, nil
@@ -88,7 +88,7 @@ func (s *socket) ownership() (flags uint32, err error) {
 func (d *Driver) Close() error {
 	<-d.turn
 	defer func() { d.turn <- struct{}{} }()
-	return d.socket.close()
+	return d.kernel.Close()
 }
 
 // take waits for the turn.
@@ -125,7 +125,7 @@ func (d *Driver) load(ctx context.Context, t Table) error {
 	if err != nil {
 		return err
 	}
-	if have != nil && have.owner != 0 && have.owner != d.socket.port {
+	if have != nil && have.owner != 0 && have.owner != d.kernel.Port() {
 		return refusal.New("the table inet "+TableName, fmt.Sprintf("it belongs to another process (netlink port %d)", have.owner),
 			"stop the other mesh-agent of this network namespace")
 	}
@@ -182,7 +182,7 @@ func (d *Driver) replace(name string, flags uint32, t Table) error {
 		if err != nil {
 			return err
 		}
-		err = d.socket.commit(exchange(name, flags, generation, have, t))
+		err = d.kernel.Commit(exchange(name, flags, generation, have, t))
 		if errors.Is(err, unix.ERESTART) {
 			continue
 		}
@@ -198,12 +198,12 @@ func (d *Driver) replace(name string, flags uint32, t Table) error {
 		}
 		return nil
 	}
-	return errTorn
+	return nfnetlink.ErrInterrupted
 }
 
 // judge reads back what became of a transaction whose answer was lost.
 func (d *Driver) judge(name string, t Table) error {
-	have, err := d.socket.read(name)
+	have, err := d.kernel.read(name)
 	if err != nil {
 		return err
 	}
@@ -218,8 +218,8 @@ func exchange(name string, flags, generation uint32, have *found, t Table) []byt
 	for _, c := range t.chains {
 		size += 640 * len(c.lines)
 	}
-	w := wire{b: make([]byte, 0, size)}
-	w.begin(generation)
+	w := wire{nfnetlink.Buffer{B: make([]byte, 0, size)}}
+	w.BeginBatch(generation)
 	w.newTable(name, flags)
 	if have == nil {
 		have = &found{}
@@ -253,9 +253,8 @@ func exchange(name string, flags, generation uint32, have *found, t Table) []byt
 			w.newRule(name, c.name, l)
 		}
 	}
-	w.acknowledge()
-	w.end()
-	return w.b
+	w.EndBatch()
+	return w.B
 }
 
 func (t Table) keeps(s *foundSet) bool {
@@ -277,8 +276,8 @@ func (t Table) chain(name string) *chain {
 }
 
 func (d *Driver) steadyLayout(name string) (have *found, generation uint32, err error) {
-	generation, err = d.socket.steady(func() (err error) {
-		have, err = d.socket.layout(name)
+	generation, err = d.kernel.steady(func() (err error) {
+		have, err = d.kernel.layout(name)
 		return err
 	})
 	return have, generation, err
@@ -293,7 +292,7 @@ func (d *Driver) Differs(ctx context.Context, want Table) (string, error) {
 	}
 	defer give()
 	digest := want.Digest()
-	generation, err := d.socket.generation()
+	generation, err := d.kernel.Generation()
 	if err != nil {
 		return "", fmt.Errorf("read packet filter: %w", err)
 	}
@@ -301,8 +300,8 @@ func (d *Driver) Differs(ctx context.Context, want Table) (string, error) {
 		return "", nil
 	}
 	var have *found
-	generation, err = d.socket.steady(func() (err error) {
-		have, err = d.socket.read(TableName)
+	generation, err = d.kernel.steady(func() (err error) {
+		have, err = d.kernel.read(TableName)
 		return err
 	})
 	if err != nil {
@@ -311,7 +310,7 @@ func (d *Driver) Differs(ctx context.Context, want Table) (string, error) {
 	if why := want.differs(have); why != "" {
 		return why, nil
 	}
-	if d.flags != 0 && have.owner != d.socket.port {
+	if d.flags != 0 && have.owner != d.kernel.Port() {
 		return "nobody owns the table", nil
 	}
 	d.seen, d.digest = generation, digest
@@ -339,12 +338,11 @@ func (d *Driver) drop(name string) error {
 		return err
 	}
 	var w wire
-	w.begin(0)
+	w.BeginBatch(0)
 	w.simple(unix.NFT_MSG_DELTABLE, name, "")
-	w.acknowledge()
-	w.end()
+	w.EndBatch()
 	d.seen = 0
-	if err := d.socket.commit(w.b); err != nil && !errors.Is(err, unix.ENOENT) {
+	if err := d.kernel.Commit(w.B); err != nil && !errors.Is(err, unix.ENOENT) {
 		return err
 	}
 	return nil

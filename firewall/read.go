@@ -5,6 +5,8 @@ import (
 	"errors"
 
 	"golang.org/x/sys/unix"
+
+	"mesh/firewall/internal/nfnetlink"
 )
 
 // found is a table as the kernel holds it.
@@ -50,60 +52,46 @@ func (f *found) set(name string) *foundSet {
 	return nil
 }
 
-// generation is the number of the rule set in force: each commit of anybody makes another one.
-func (s *socket) generation() (id uint32, err error) {
-	var w wire
-	w.message(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0, unix.NFPROTO_UNSPEC, 0)
-	w.close()
-	err = s.ask(w.b, func(m message) {
-		for typ, v := range m.nft() {
-			if typ == unix.NFTA_GEN_ID {
-				id = number(v)
-			}
-		}
-	})
-	return id, err
-}
+// kernel is where a Driver's table is.
+type kernel struct{ *nfnetlink.Socket }
 
 // layout reads a table without the content of its chains and sets, or nil when there is none.
-func (s *socket) layout(name string) (*found, error) {
-	var w wire
-	w.simple(unix.NFT_MSG_GETTABLE, name, "")
+func (k kernel) layout(name string) (*found, error) {
 	f := &found{}
-	err := s.ask(w.b, func(m message) {
-		for typ, v := range m.nft() {
+	err := k.Get(unix.NFT_MSG_GETTABLE, unix.NFPROTO_INET, func(m nfnetlink.Message) {
+		for typ, v := range m.Attributes() {
 			switch typ {
 			case attrTableFlags:
-				f.flags = number(v)
+				f.flags = nfnetlink.Number(v)
 			case attrTableOwner:
-				f.owner = number(v)
+				f.owner = nfnetlink.Number(v)
 			}
 		}
-	})
+	}, name)
 	if errors.Is(err, unix.ENOENT) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	if err := s.dump(unix.NFT_MSG_GETCHAIN, name, "", func(m message) { f.addChain(name, m) }); err != nil {
+	if err := k.List(unix.NFT_MSG_GETCHAIN, unix.NFPROTO_INET, func(m nfnetlink.Message) { f.addChain(name, m) }, name); err != nil {
 		return nil, err
 	}
-	return f, s.dump(unix.NFT_MSG_GETSET, name, "", func(m message) { f.addSet(name, m) })
+	return f, k.List(unix.NFT_MSG_GETSET, unix.NFPROTO_INET, func(m nfnetlink.Message) { f.addSet(name, m) }, name)
 }
 
 // read is layout with the rules and elements.
-func (s *socket) read(name string) (*found, error) {
-	f, err := s.layout(name)
+func (k kernel) read(name string) (*found, error) {
+	f, err := k.layout(name)
 	if f == nil || err != nil {
 		return nil, err
 	}
-	if err := s.dump(unix.NFT_MSG_GETRULE, name, "", func(m message) { f.addRule(name, m) }); err != nil {
+	if err := k.List(unix.NFT_MSG_GETRULE, unix.NFPROTO_INET, func(m nfnetlink.Message) { f.addRule(name, m) }, name); err != nil {
 		return nil, err
 	}
 	for i := range f.sets {
 		set := &f.sets[i]
-		if err := s.dump(unix.NFT_MSG_GETSETELEM, name, set.name, set.addEntries); err != nil {
+		if err := k.List(unix.NFT_MSG_GETSETELEM, unix.NFPROTO_INET, set.addEntries, name, set.name); err != nil {
 			return nil, err
 		}
 	}
@@ -112,56 +100,45 @@ func (s *socket) read(name string) (*found, error) {
 
 // steady calls read between two equal generations: the kernel gives no sign of a listing that a
 // commit cut short.
-func (s *socket) steady(read func() error) (generation uint32, err error) {
+func (k kernel) steady(read func() error) (generation uint32, err error) {
 	for range 10 {
-		before, err := s.generation()
+		before, err := k.Generation()
 		if err != nil {
 			return 0, err
 		}
 		err = read()
-		after, errGen := s.generation()
+		after, errGen := k.Generation()
 		if errGen != nil {
 			return 0, errGen
 		}
-		if before == after {
+		if before == after && !errors.Is(err, nfnetlink.ErrInterrupted) {
 			return after, err
 		}
 	}
-	return 0, errTorn
+	return 0, nfnetlink.ErrInterrupted
 }
 
-func (s *socket) dump(typ uint16, table, name string, each func(message)) error {
-	var w wire
-	w.nft(typ, unix.NLM_F_DUMP)
-	w.str(1, table)
-	if name != "" {
-		w.str(2, name)
-	}
-	w.close()
-	return s.ask(w.b, each)
-}
-
-func (f *found) addChain(table string, m message) {
+func (f *found) addChain(table string, m nfnetlink.Message) {
 	var c foundChain
 	var of string
-	for typ, v := range m.nft() {
+	for typ, v := range m.Attributes() {
 		switch typ {
 		case unix.NFTA_CHAIN_TABLE:
-			of = text(v)
+			of = nfnetlink.Text(v)
 		case unix.NFTA_CHAIN_NAME:
-			c.name = text(v)
+			c.name = nfnetlink.Text(v)
 		case unix.NFTA_CHAIN_TYPE:
-			c.typ = text(v)
+			c.typ = nfnetlink.Text(v)
 		case unix.NFTA_CHAIN_POLICY:
-			c.policy = number(v)
+			c.policy = nfnetlink.Number(v)
 		case unix.NFTA_CHAIN_HOOK:
 			c.based = true
-			for typ, v := range attributes(v) {
+			for typ, v := range nfnetlink.Attributes(v) {
 				switch typ {
 				case unix.NFTA_HOOK_HOOKNUM:
-					c.hook = number(v)
+					c.hook = nfnetlink.Number(v)
 				case unix.NFTA_HOOK_PRIORITY:
-					c.priority = number(v)
+					c.priority = nfnetlink.Number(v)
 				}
 			}
 		}
@@ -171,21 +148,21 @@ func (f *found) addChain(table string, m message) {
 	}
 }
 
-func (f *found) addSet(table string, m message) {
+func (f *found) addSet(table string, m nfnetlink.Message) {
 	var s foundSet
 	var of string
-	for typ, v := range m.nft() {
+	for typ, v := range m.Attributes() {
 		switch typ {
 		case unix.NFTA_SET_TABLE:
-			of = text(v)
+			of = nfnetlink.Text(v)
 		case unix.NFTA_SET_NAME:
-			s.name = text(v)
+			s.name = nfnetlink.Text(v)
 		case unix.NFTA_SET_FLAGS:
-			s.flags = number(v)
+			s.flags = nfnetlink.Number(v)
 		case unix.NFTA_SET_KEY_TYPE:
-			s.key = number(v)
+			s.key = nfnetlink.Number(v)
 		case unix.NFTA_SET_KEY_LEN:
-			s.len = number(v)
+			s.len = nfnetlink.Number(v)
 		case unix.NFTA_SET_USERDATA:
 			s.userData = bytes.Clone(v)
 		}
@@ -195,15 +172,15 @@ func (f *found) addSet(table string, m message) {
 	}
 }
 
-func (f *found) addRule(table string, m message) {
+func (f *found) addRule(table string, m nfnetlink.Message) {
 	var r foundRule
 	var of, chain string
-	for typ, v := range m.nft() {
+	for typ, v := range m.Attributes() {
 		switch typ {
 		case unix.NFTA_RULE_TABLE:
-			of = text(v)
+			of = nfnetlink.Text(v)
 		case unix.NFTA_RULE_CHAIN:
-			chain = text(v)
+			chain = nfnetlink.Text(v)
 		case unix.NFTA_RULE_EXPRESSIONS:
 			r.expressions = bytes.Clone(v)
 		case unix.NFTA_RULE_USERDATA:
@@ -215,19 +192,19 @@ func (f *found) addRule(table string, m message) {
 	}
 }
 
-func (s *foundSet) addEntries(m message) {
-	for typ, v := range m.nft() {
+func (s *foundSet) addEntries(m nfnetlink.Message) {
+	for typ, v := range m.Attributes() {
 		if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
 			continue
 		}
-		for _, item := range attributes(v) {
+		for _, item := range nfnetlink.Attributes(v) {
 			var e entry
-			for typ, v := range attributes(item) {
+			for typ, v := range nfnetlink.Attributes(item) {
 				switch typ {
 				case unix.NFTA_SET_ELEM_FLAGS:
-					e.end = number(v)&unix.NFT_SET_ELEM_INTERVAL_END != 0
+					e.end = nfnetlink.Number(v)&unix.NFT_SET_ELEM_INTERVAL_END != 0
 				case unix.NFTA_SET_ELEM_KEY:
-					for typ, v := range attributes(v) {
+					for typ, v := range nfnetlink.Attributes(v) {
 						if typ == unix.NFTA_DATA_VALUE {
 							e.key = bytes.Clone(v)
 						}

@@ -8,6 +8,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"mesh/firewall/internal/nfnetlink"
 )
 
 // watchBuffer takes what a large foreign load says; with the default a single one overflows it.
@@ -61,8 +63,8 @@ func (d *Driver) Watch(ctx context.Context) (<-chan Event, error) {
 				post(events, Event{})
 				return
 			}
-			for m := range messages(buffer[:n]) {
-				if e, ok := m.event(d.socket.port); ok {
+			for m := range nfnetlink.Messages(buffer[:n]) {
+				if e, ok := committed(m, d.kernel.Port()); ok {
 					post(events, e)
 				}
 			}
@@ -80,17 +82,17 @@ func post(events chan Event, e Event) {
 	events <- e
 }
 
-// event reads the end of a commit. Its header names the socket that asked for it: ours is no news.
-func (m message) event(own uint32) (e Event, ok bool) {
-	if m.typ != unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN || m.port == own {
+// committed reads the end of a commit. Its header names the socket that asked for it: ours is no news.
+func committed(m nfnetlink.Message, own uint32) (e Event, ok bool) {
+	if m.Type != unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWGEN || m.Port == own {
 		return e, false
 	}
-	for typ, v := range m.nft() {
+	for typ, v := range m.Attributes() {
 		switch typ {
 		case unix.NFTA_GEN_PROC_PID:
-			e.PID = int(number(v))
+			e.PID = int(nfnetlink.Number(v))
 		case unix.NFTA_GEN_PROC_NAME:
-			e.Process = text(v)
+			e.Process = nfnetlink.Text(v)
 		}
 	}
 	return e, true

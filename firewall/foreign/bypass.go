@@ -6,6 +6,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"mesh/firewall/internal/nfnetlink"
 )
 
 // Bypass is something over which packets pass, or are refused, without the rules that a listing shows
@@ -50,24 +52,24 @@ func readBypass(ctx context.Context, rs *Ruleset) {
 }
 
 // flowtable notes one: packets of the flows in it are forwarded before the forward hook.
-func (d *decoder) flowtable(m message) {
+func (d *decoder) flowtable(m nfnetlink.Message) {
 	const attrTable, attrName = 1, 2
 	var table, name string
-	for typ, v := range m.attributes() {
+	for typ, v := range m.Attributes() {
 		switch typ {
 		case attrTable:
-			table = text(v)
+			table = nfnetlink.Text(v)
 		case attrName:
-			name = text(v)
+			name = nfnetlink.Text(v)
 		}
 	}
 	if name != "" {
-		d.rs.Bypass = append(d.rs.Bypass, Bypass{"flowtable", fmt.Sprintf("%s %s %s", familyName(m.family()), table, name),
+		d.rs.Bypass = append(d.rs.Bypass, Bypass{"flowtable", fmt.Sprintf("%s %s %s", familyName(m.Family()), table, name),
 			"the flows in it skip the forward hook after their first packets, so a rule withdrawn does not end them"})
 	}
 }
 
 // flowtables lists them; a kernel without any answers with an error, which says nothing else.
-func (s *socket) flowtables(d *decoder) {
-	_ = s.ask(unix.NFT_MSG_GETFLOWTABLE, unix.NLM_F_DUMP, unix.NFPROTO_UNSPEC, nil, d.flowtable)
+func (d *decoder) flowtables(s *nfnetlink.Socket) {
+	_ = s.List(unix.NFT_MSG_GETFLOWTABLE, unix.NFPROTO_UNSPEC, d.flowtable)
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"golang.org/x/sys/unix"
+
+	"mesh/firewall/internal/nfnetlink"
 )
 
 // Not in x/sys: attributes and flags of linux/netfilter/nf_tables.h.
@@ -44,26 +46,26 @@ func (d *decoder) find(family byte, name []byte) int {
 	return -1
 }
 
-func (d *decoder) table(m message) {
-	t := Table{Family: familyName(m.family())}
-	for typ, v := range m.attributes() {
+func (d *decoder) table(m nfnetlink.Message) {
+	t := Table{Family: familyName(m.Family())}
+	for typ, v := range m.Attributes() {
 		switch typ {
 		case unix.NFTA_TABLE_NAME:
-			t.Name = text(v)
+			t.Name = nfnetlink.Text(v)
 		case attrTableFlags:
-			t.Flags = tableFlags(number(v))
+			t.Flags = tableFlags(nfnetlink.Number(v))
 		case attrTableUserData:
 			t.Comment = comment(v)
 		}
 	}
-	if t.Name == "" || d.find(m.family(), []byte(t.Name)) >= 0 {
+	if t.Name == "" || d.find(m.Family(), []byte(t.Name)) >= 0 {
 		return
 	}
-	if _, known := families[m.family()]; !known {
+	if _, known := families[m.Family()]; !known {
 		d.rs.note("table %s %s: the family is not known", t.Family, t.Name)
 	}
 	d.rs.Tables = append(d.rs.Tables, t)
-	d.families = append(d.families, m.family())
+	d.families = append(d.families, m.Family())
 	d.chains = append(d.chains, map[string]int32{})
 	d.maps = append(d.maps, map[string]bool{})
 }
@@ -85,34 +87,34 @@ func tableFlags(bits uint32) []string {
 	return flags
 }
 
-func (d *decoder) chain(m message) {
+func (d *decoder) chain(m nfnetlink.Message) {
 	var c Chain
 	var table []byte
 	hook := uint32(0)
 	policy, hasPolicy := uint32(0), false
-	for typ, v := range m.attributes() {
+	for typ, v := range m.Attributes() {
 		switch typ {
 		case unix.NFTA_CHAIN_TABLE:
-			table = chars(v)
+			table = nfnetlink.Chars(v)
 		case unix.NFTA_CHAIN_NAME:
-			c.Name = text(v)
+			c.Name = nfnetlink.Text(v)
 		case unix.NFTA_CHAIN_TYPE:
-			c.Type = text(v)
+			c.Type = nfnetlink.Text(v)
 		case unix.NFTA_CHAIN_POLICY:
-			policy, hasPolicy = number(v), true
+			policy, hasPolicy = nfnetlink.Number(v), true
 		case unix.NFTA_CHAIN_HOOK:
 			c.Base = true
-			for typ, v := range attributes(v) {
+			for typ, v := range nfnetlink.Attributes(v) {
 				switch typ {
 				case unix.NFTA_HOOK_HOOKNUM:
-					hook = number(v)
+					hook = nfnetlink.Number(v)
 				case unix.NFTA_HOOK_PRIORITY:
-					c.Priority = int32(number(v))
+					c.Priority = int32(nfnetlink.Number(v))
 				}
 			}
 		}
 	}
-	i := d.find(m.family(), table)
+	i := d.find(m.Family(), table)
 	if i < 0 || c.Name == "" {
 		return
 	}
@@ -122,7 +124,7 @@ func (d *decoder) chain(m message) {
 	}
 	if c.Base {
 		var known bool
-		if c.Hook, known = hookName(m.family(), hook); !known {
+		if c.Hook, known = hookName(m.Family(), hook); !known {
 			d.rs.note("chain %s %s %s: hook %d is not known", t.Family, t.Name, c.Name, hook)
 		}
 		switch {
@@ -141,21 +143,21 @@ func (d *decoder) chain(m message) {
 }
 
 // set keeps verdict maps; what other sets hold decides nothing here.
-func (d *decoder) set(m message) {
+func (d *decoder) set(m nfnetlink.Message) {
 	var table []byte
 	var name string
 	verdicts := false
-	for typ, v := range m.attributes() {
+	for typ, v := range m.Attributes() {
 		switch typ {
 		case unix.NFTA_SET_TABLE:
-			table = chars(v)
+			table = nfnetlink.Chars(v)
 		case unix.NFTA_SET_NAME:
-			name = text(v)
+			name = nfnetlink.Text(v)
 		case unix.NFTA_SET_DATA_TYPE:
-			verdicts = number(v) == dataVerdict
+			verdicts = nfnetlink.Number(v) == dataVerdict
 		}
 	}
-	i := d.find(m.family(), table)
+	i := d.find(m.Family(), table)
 	if i < 0 || name == "" || !verdicts || d.maps[i][name] {
 		return
 	}
@@ -163,22 +165,22 @@ func (d *decoder) set(m message) {
 	d.rs.Tables[i].Maps = append(d.rs.Tables[i].Maps, Map{Name: name})
 }
 
-func (d *decoder) rule(m message) {
+func (d *decoder) rule(m nfnetlink.Message) {
 	var table, chain, expressions, userData []byte
-	for typ, v := range m.attributes() {
+	for typ, v := range m.Attributes() {
 		switch typ {
 		case unix.NFTA_RULE_TABLE:
-			table = chars(v)
+			table = nfnetlink.Chars(v)
 		case unix.NFTA_RULE_CHAIN:
-			chain = chars(v)
+			chain = nfnetlink.Chars(v)
 		case unix.NFTA_RULE_EXPRESSIONS:
 			expressions = v
 		case unix.NFTA_RULE_USERDATA:
 			userData = v
 		}
 	}
-	if d.last == nil || d.lastFamily != m.family() || d.rs.Tables[d.at].Name != string(table) || d.last.Name != string(chain) {
-		i := d.find(m.family(), table)
+	if d.last == nil || d.lastFamily != m.Family() || d.rs.Tables[d.at].Name != string(table) || d.last.Name != string(chain) {
+		i := d.find(m.Family(), table)
 		if i < 0 {
 			return
 		}
@@ -186,7 +188,7 @@ func (d *decoder) rule(m message) {
 		if !ok {
 			return
 		}
-		d.at, d.lastFamily = i, m.family()
+		d.at, d.lastFamily = i, m.Family()
 		d.last = &d.rs.Tables[i].Chains[j]
 		d.acts.reset(d.last.Acts)
 	}
@@ -221,13 +223,13 @@ func (c *Chain) hint(owner string) {
 }
 
 // elements adds what a packet is told by the elements of a verdict map.
-func (d *decoder) elements(t *Table, m *Map, acts *acts, msg message) {
-	for typ, list := range msg.attributes() {
+func (d *decoder) elements(t *Table, m *Map, acts *acts, msg nfnetlink.Message) {
+	for typ, list := range msg.Attributes() {
 		if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
 			continue
 		}
-		for _, item := range attributes(list) {
-			for typ, v := range attributes(item) {
+		for _, item := range nfnetlink.Attributes(list) {
+			for typ, v := range nfnetlink.Attributes(item) {
 				if typ != unix.NFTA_SET_ELEM_DATA {
 					continue
 				}

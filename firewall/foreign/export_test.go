@@ -4,13 +4,15 @@ import (
 	"encoding/binary"
 
 	"golang.org/x/sys/unix"
+
+	"mesh/firewall/internal/nfnetlink"
 )
 
 // Decode gives b, messages as the kernel dumps them, to each step of a reading in turn.
 func Decode(b []byte) Ruleset {
 	var d decoder
-	for _, step := range []func(message){d.table, d.chain, d.set, d.rule, d.flowtable} {
-		for m := range messages(b) {
+	for _, step := range []func(nfnetlink.Message){d.table, d.chain, d.set, d.rule, d.flowtable} {
+		for m := range nfnetlink.Messages(b) {
 			step(m)
 		}
 	}
@@ -18,7 +20,7 @@ func Decode(b []byte) Ruleset {
 		t := &d.rs.Tables[i]
 		for j := range t.Maps {
 			var a acts
-			for m := range messages(b) {
+			for m := range nfnetlink.Messages(b) {
 				d.elements(t, &t.Maps[j], &a, m)
 			}
 		}
@@ -28,24 +30,24 @@ func Decode(b []byte) Ruleset {
 
 // Dump is what the kernel answers to a reading, as the bytes came.
 func Dump() ([]byte, error) {
-	s, err := openSocket()
+	s, err := nfnetlink.Open()
 	if err != nil {
 		return nil, err
 	}
-	defer s.close()
+	defer s.Close()
 	var all []byte
-	keep := func(m message) {
-		b := make([]byte, 16, 16+len(m.body))
-		binary.NativeEndian.PutUint32(b, uint32(16+len(m.body)))
-		binary.NativeEndian.PutUint16(b[4:], m.typ)
-		b = append(b, m.body...)
+	keep := func(m nfnetlink.Message) {
+		b := make([]byte, 16, 16+len(m.Body))
+		binary.NativeEndian.PutUint32(b, uint32(16+len(m.Body)))
+		binary.NativeEndian.PutUint16(b[4:], m.Type)
+		b = append(b, m.Body...)
 		for len(b)%4 != 0 {
 			b = append(b, 0)
 		}
 		all = append(all, b...)
 	}
 	for _, typ := range []uint16{unix.NFT_MSG_GETTABLE, unix.NFT_MSG_GETCHAIN, unix.NFT_MSG_GETSET, unix.NFT_MSG_GETRULE} {
-		if err := s.ask(typ, unix.NLM_F_DUMP, 0, nil, keep); err != nil {
+		if err := s.List(typ, unix.NFPROTO_UNSPEC, keep); err != nil {
 			return nil, err
 		}
 	}

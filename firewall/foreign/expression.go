@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"mesh/firewall/internal/nfnetlink"
 )
 
 // Verdict codes of linux/netfilter.h and linux/netfilter/nf_tables.h. The upper bits of the first
@@ -44,12 +46,12 @@ var conditions = []string{"bitwise", "connlimit", "ct", "exthdr", "fib", "limit"
 
 func (f *facts) read(expressions []byte) {
 	*f = facts{acts: f.acts[:0], unknown: f.unknown[:0], links: f.links[:0], sets: f.sets[:0]}
-	for _, item := range attributes(expressions) {
+	for _, item := range nfnetlink.Attributes(expressions) {
 		var name, data []byte
-		for typ, v := range attributes(item) {
+		for typ, v := range nfnetlink.Attributes(item) {
 			switch typ {
 			case unix.NFTA_EXPR_NAME:
-				name = chars(v)
+				name = nfnetlink.Chars(v)
 			case unix.NFTA_EXPR_DATA:
 				data = v
 			}
@@ -73,9 +75,9 @@ func (f *facts) expression(name, data []byte) {
 	case "queue":
 		f.acts = append(f.acts, Act{Word: "queue"})
 	case "log":
-		for typ, v := range attributes(data) {
+		for typ, v := range nfnetlink.Attributes(data) {
 			if typ == unix.NFTA_LOG_PREFIX {
-				f.prefix = chars(v)
+				f.prefix = nfnetlink.Chars(v)
 			}
 		}
 	case "match":
@@ -95,10 +97,10 @@ func (f *facts) expression(name, data []byte) {
 func (f *facts) immediate(data []byte) {
 	verdict := false
 	var value []byte
-	for typ, v := range attributes(data) {
+	for typ, v := range nfnetlink.Attributes(data) {
 		switch typ {
 		case unix.NFTA_IMMEDIATE_DREG:
-			verdict = number(v) == unix.NFT_REG_VERDICT
+			verdict = nfnetlink.Number(v) == unix.NFT_REG_VERDICT
 		case unix.NFTA_IMMEDIATE_DATA:
 			value = v
 		}
@@ -117,19 +119,19 @@ func (f *facts) immediate(data []byte) {
 
 // verdictIn reads nested data that holds a verdict. Accepting, returning and going on are no act.
 func verdictIn(data []byte) (act Act, known bool) {
-	for typ, v := range attributes(data) {
+	for typ, v := range nfnetlink.Attributes(data) {
 		if typ != unix.NFTA_DATA_VERDICT {
 			continue
 		}
 		code, chain := int32(-1<<31), []byte(nil)
-		for typ, v := range attributes(v) {
+		for typ, v := range nfnetlink.Attributes(v) {
 			switch typ {
 			case unix.NFTA_VERDICT_CODE:
 				if len(v) == 4 {
-					code = int32(number(v))
+					code = int32(nfnetlink.Number(v))
 				}
 			case unix.NFTA_VERDICT_CHAIN:
-				chain = chars(v)
+				chain = nfnetlink.Chars(v)
 			}
 		}
 		switch code {
@@ -154,12 +156,12 @@ func verdictIn(data []byte) (act Act, known bool) {
 func (f *facts) lookup(data []byte) {
 	var set []byte
 	verdict := false
-	for typ, v := range attributes(data) {
+	for typ, v := range nfnetlink.Attributes(data) {
 		switch typ {
 		case unix.NFTA_LOOKUP_SET:
-			set = chars(v)
+			set = nfnetlink.Chars(v)
 		case unix.NFTA_LOOKUP_DREG:
-			verdict = number(v) == unix.NFT_REG_VERDICT
+			verdict = nfnetlink.Number(v) == unix.NFT_REG_VERDICT
 		}
 	}
 	if verdict {
@@ -174,9 +176,9 @@ func (f *facts) lookup(data []byte) {
 func (f *facts) load(name string, data []byte) {
 	f.link, f.source = false, false
 	var a [5]uint32
-	for typ, v := range attributes(data) {
+	for typ, v := range nfnetlink.Attributes(data) {
 		if int(typ) < len(a) {
-			a[typ] = number(v)
+			a[typ] = nfnetlink.Number(v)
 		}
 	}
 	if name == "meta" {
@@ -192,12 +194,12 @@ func (f *facts) compare(data []byte) {
 	f.matches++
 	var op uint32
 	var value []byte
-	for typ, v := range attributes(data) {
+	for typ, v := range nfnetlink.Attributes(data) {
 		switch typ {
 		case unix.NFTA_CMP_OP:
-			op = number(v)
+			op = nfnetlink.Number(v)
 		case unix.NFTA_CMP_DATA:
-			for typ, v := range attributes(v) {
+			for typ, v := range nfnetlink.Attributes(v) {
 				if typ == unix.NFTA_DATA_VALUE {
 					value = v
 				}
@@ -207,7 +209,7 @@ func (f *facts) compare(data []byte) {
 	switch {
 	case op != unix.NFT_CMP_EQ:
 	case f.link:
-		f.links = append(f.links, chars(value))
+		f.links = append(f.links, nfnetlink.Chars(value))
 	case f.source:
 		f.sources++
 	}
@@ -216,10 +218,10 @@ func (f *facts) compare(data []byte) {
 
 // xtParts are the name and content of an xtables match or target.
 func xtParts(data []byte) (name string, info []byte) {
-	for typ, v := range attributes(data) {
+	for typ, v := range nfnetlink.Attributes(data) {
 		switch typ {
 		case unix.NFTA_MATCH_NAME: // as NFTA_TARGET_NAME
-			name = text(v)
+			name = nfnetlink.Text(v)
 		case unix.NFTA_MATCH_INFO:
 			info = v
 		}
@@ -231,7 +233,7 @@ func (f *facts) xtMatch(data []byte) {
 	f.xt = true
 	switch name, info := xtParts(data); name {
 	case "comment":
-		f.comment = chars(info)
+		f.comment = nfnetlink.Chars(info)
 	case "set":
 		f.matches++
 		f.xtSet = true
@@ -254,9 +256,9 @@ func (f *facts) xtTarget(data []byte) {
 			f.acts = append(f.acts, Act{Word: "drop"})
 		}
 	case name == "LOG" && len(info) > 2: // level, flags, prefix
-		f.prefix = chars(info[2:])
+		f.prefix = nfnetlink.Chars(info[2:])
 	case (name == "NFLOG" || name == "nflog") && len(info) > 16: // four numbers before the prefix
-		f.prefix = chars(info[min(len(info), 16):])
+		f.prefix = nfnetlink.Chars(info[min(len(info), 16):])
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"mesh/firewall/internal/nfnetlink"
 	"mesh/shared/refusal"
 )
 
@@ -33,27 +34,27 @@ func Read(ctx context.Context) (Ruleset, error) {
 }
 
 func readTables(ctx context.Context) (Ruleset, error) {
-	s, err := openSocket()
+	s, err := nfnetlink.Open()
 	if err != nil {
 		return Ruleset{}, err
 	}
-	defer s.close()
+	defer s.Close()
 	var rs Ruleset
 	for range attempts {
 		if err := ctx.Err(); err != nil {
 			return rs, err
 		}
-		before, err := s.generation()
+		before, err := s.Generation()
 		if err != nil {
 			return rs, err
 		}
-		rs, err = s.dump(ctx)
-		after, errGen := s.generation()
+		rs, err = dump(ctx, s)
+		after, errGen := s.Generation()
 		if errGen != nil {
 			return rs, errGen
 		}
 		rs.Generation = after
-		if before == after && !errors.Is(err, errInterrupted) {
+		if before == after && !errors.Is(err, nfnetlink.ErrInterrupted) {
 			return rs, err
 		}
 	}
@@ -62,20 +63,20 @@ func readTables(ctx context.Context) (Ruleset, error) {
 }
 
 // dump lists everything once: tables, then chains, sets, rules, flowtables, and what is in the verdict maps.
-func (s *socket) dump(ctx context.Context) (Ruleset, error) {
+func dump(ctx context.Context, s *nfnetlink.Socket) (Ruleset, error) {
 	var d decoder
 	for _, part := range []struct {
 		typ  uint16
-		each func(message)
+		each func(nfnetlink.Message)
 	}{
 		{unix.NFT_MSG_GETTABLE, d.table}, {unix.NFT_MSG_GETCHAIN, d.chain},
 		{unix.NFT_MSG_GETSET, d.set}, {unix.NFT_MSG_GETRULE, d.rule},
 	} {
-		if err := s.ask(part.typ, unix.NLM_F_DUMP, unix.NFPROTO_UNSPEC, nil, part.each); err != nil {
+		if err := s.List(part.typ, unix.NFPROTO_UNSPEC, part.each); err != nil {
 			return d.rs, err
 		}
 	}
-	s.flowtables(&d)
+	d.flowtables(s)
 	for i := range d.rs.Tables {
 		t := &d.rs.Tables[i]
 		for j := range t.Maps {
@@ -84,8 +85,8 @@ func (s *socket) dump(ctx context.Context) (Ruleset, error) {
 				return d.rs, err
 			}
 			var acts acts
-			err := s.ask(unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP, d.families[i], []string{t.Name, m.Name},
-				func(msg message) { d.elements(t, m, &acts, msg) })
+			err := s.List(unix.NFT_MSG_GETSETELEM, d.families[i],
+				func(msg nfnetlink.Message) { d.elements(t, m, &acts, msg) }, t.Name, m.Name)
 			switch {
 			case errors.Is(err, unix.ENOENT): // gone meanwhile: the generation tells
 			case err != nil:
