@@ -33,6 +33,7 @@ type Driver struct {
 	kernel kernel
 	turn   chan struct{} // holds one token: whoever has it uses the fields below
 	flags  uint32        // those to give the table: owner and persist, or none
+	trial  uint32        // those to give the table of a trial: owner, or none
 	loaded bool          // this Driver has loaded a table before
 	seen   uint32        // generation in which the kernel held seenDigest, 0 for none
 	digest string
@@ -45,7 +46,7 @@ type Option func(*Driver)
 func WithClock(c clock.Clock) Option { return func(d *Driver) { d.clock = c } }
 
 // WithoutOwner leaves the table open to everybody, as kernels before 6.9 do.
-func WithoutOwner() Option { return func(d *Driver) { d.flags = 0 } }
+func WithoutOwner() Option { return func(d *Driver) { d.flags, d.trial = 0, 0 } }
 
 // Open returns a Driver for the network namespace of the calling thread. Where the kernel knows it
 // (6.9), tables it loads belong to it alone until Close, and outlive it (NET-6).
@@ -56,8 +57,10 @@ func Open(options ...Option) (*Driver, error) {
 	}
 	d := &Driver{clock: clock.Real(), kernel: kernel{s}, turn: make(chan struct{}, 1)}
 	d.turn <- struct{}{}
-	if d.flags, err = d.kernel.ownership(); err != nil {
-		return nil, errors.Join(fmt.Errorf("open netfilter: %w", err), s.Close())
+	for flags, give := range map[uint32]*uint32{tableOwner | tablePersist: &d.flags, tableOwner: &d.trial} {
+		if *give, err = d.kernel.knows(flags); err != nil {
+			return nil, errors.Join(fmt.Errorf("open netfilter: %w", err), s.Close())
+		}
 	}
 	for _, o := range options {
 		o(d)
@@ -65,21 +68,21 @@ func Open(options ...Option) (*Driver, error) {
 	return d, nil
 }
 
-// ownership asks the kernel whether it knows owned tables that persist, by a transaction that fails
-// in any case.
-func (k kernel) ownership() (flags uint32, err error) {
+// knows asks the kernel whether it knows tables with these flags, by a transaction that fails in any
+// case. It returns flags, or 0.
+func (k kernel) knows(flags uint32) (uint32, error) {
 	const probe = TableName + "-probe"
 	var w wire
 	w.BeginBatch(0)
-	w.newTable(probe, tableOwner|tablePersist)
+	w.newTable(probe, flags)
 	w.simple(unix.NFT_MSG_DELCHAIN, probe, "never")
 	w.EndBatch()
-	err = k.Commit(w.B)
+	err := k.Commit(w.B)
 	switch {
 	case errors.Is(err, unix.EOPNOTSUPP):
 		return 0, nil
 	case errors.Is(err, unix.ENOENT):
-		return tableOwner | tablePersist, nil
+		return flags, nil
 	}
 	return 0, fmt.Errorf("ask for owned tables: %w", err)
 }
@@ -129,8 +132,8 @@ func (d *Driver) load(ctx context.Context, t Table) error {
 		return refusal.New("the table inet "+TableName, fmt.Sprintf("it belongs to another process (netlink port %d)", have.owner),
 			"stop the other mesh-agent of this network namespace")
 	}
-	if have == nil && !d.loaded && !trackingConnections() {
-		if err := d.warm(ctx); err != nil {
+	if have == nil {
+		if err := d.warmOnce(ctx); err != nil {
 			return err
 		}
 	}
@@ -325,7 +328,7 @@ func (d *Driver) Delete(ctx context.Context) error {
 	}
 	defer give()
 	d.seen = 0
-	if err := errors.Join(d.drop(TableName), d.drop(handoverTable), d.drop(warmUpTable)); err != nil {
+	if err := errors.Join(d.drop(TableName), d.drop(handoverTable), d.drop(warmUpTable), d.drop(trialTable), d.drop(BootTable)); err != nil {
 		return fmt.Errorf("delete packet filter: %w", err)
 	}
 	return nil
@@ -357,6 +360,17 @@ func trackingConnections() bool {
 	}
 	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
 	return err == nil && n > 0
+}
+
+// warmOnce is warm where nothing tracks connections yet: no table of mesh's, and none of anybody else.
+func (d *Driver) warmOnce(ctx context.Context) error {
+	if d.loaded || trackingConnections() {
+		return nil
+	}
+	if boot, _, err := d.steadyLayout(BootTable); boot != nil || err != nil {
+		return err
+	}
+	return d.warm(ctx)
 }
 
 // warm makes the kernel track connections for two seconds by rules that accept everything. Without

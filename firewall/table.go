@@ -156,20 +156,25 @@ func digest(text string) string {
 
 // Text is t as `nft -f` reads it, for a first load and for every later one: it changes the table in
 // place and in one transaction.
-func (t Table) Text() string {
+func (t Table) Text() string { return t.text(TableName) }
+
+// BootText is Text for the table that stands from boot until the agent's own does (NET-10).
+func (t Table) BootText() string { return t.text(BootTable) }
+
+func (t Table) text(name string) string {
 	if len(t.chains) == 0 {
 		return ""
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "table inet %s\nflush table inet %[1]s\ntable inet %[1]s {\n", TableName)
+	fmt.Fprintf(&b, "table inet %s\nflush table inet %[1]s\ntable inet %[1]s {\n", name)
 	for _, s := range t.sets {
 		s.print(&b, false)
 	}
 	b.WriteString("}\n")
 	for _, s := range t.sets {
-		fmt.Fprintf(&b, "flush set inet %s %s\n", TableName, s.name)
+		fmt.Fprintf(&b, "flush set inet %s %s\n", name, s.name)
 	}
-	fmt.Fprintf(&b, "table inet %s {\n", TableName)
+	fmt.Fprintf(&b, "table inet %s {\n", name)
 	for _, s := range t.sets {
 		s.print(&b, true)
 	}

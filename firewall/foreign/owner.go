@@ -84,7 +84,7 @@ type namedOwner struct{ pattern, owner string }
 
 // tableNames are tables that are one tool's whole.
 var tableNames = []namedOwner{
-	{"mesh", "mesh"},
+	{"mesh", "mesh"}, {"mesh-boot", "mesh"}, {"mesh-trial", "mesh"}, {"mesh-handover", "mesh"},
 	{"firewalld", "firewalld"}, {"foomuuri", "foomuuri"},
 	{"docker-bridges", docker}, {"netavark", "podman (netavark)"}, {"incus", "incus"}, {"lxd", "lxd"}, {"lxc", "lxc"},
 	{"kube-proxy", "kube-proxy"}, {"flannel-ipv?", "flannel"}, {"calico", "calico"}, {"cilium*", "cilium"}, {"kube-router*", "kube-router"},
