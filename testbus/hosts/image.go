@@ -57,12 +57,23 @@ const (
 	Plain Flavour = ""
 	// Podman: the container engine, its storage on the machine's own file system.
 	Podman Flavour = "podman"
+	// Fronts: the front ends of packet filters that people install, none of them switched on.
+	Fronts Flavour = "fronts"
 )
+
+// fronts is what a host of the flavour Fronts has besides: front ends, and what bans beside them.
+var fronts = []string{"fail2ban", "firewalld", "iptables", "ufw"}
+
+// asleep are the units of theirs that the packages switch on.
+var asleep = []string{"fail2ban.service", "firewalld.service", "ufw.service"}
 
 // includes are the packages of a host.
 func (f Flavour) includes() []string {
-	if f == Podman {
+	switch f {
+	case Podman:
 		return append(slices.Clone(packages), engine...)
+	case Fronts:
+		return append(slices.Clone(packages), fronts...)
 	}
 	return packages
 }
@@ -191,6 +202,9 @@ func buildImage(ctx context.Context, suite string, f Flavour, dir string) error 
 	if err := command(ctx, "", args...); err != nil {
 		return err
 	}
+	if err := putAsleep(ctx, dir, f); err != nil {
+		return err
+	}
 	return settleImage(dir, f)
 }
 
@@ -302,6 +316,14 @@ func settleImage(dir string, f Flavour) error {
 		return err
 	}
 	return markUpdated(dir)
+}
+
+// putAsleep switches off what the packages of the flavour switched on.
+func putAsleep(ctx context.Context, dir string, f Flavour) error {
+	if f != Fronts {
+		return nil
+	}
+	return command(ctx, "", append([]string{"systemctl", "--quiet", "--root=" + dir, "disable"}, asleep...)...)
 }
 
 // markUpdated says that /etc and /var were made for this /usr, else each first boot rebuilds caches
