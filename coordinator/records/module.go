@@ -27,6 +27,8 @@ type Build struct {
 	Manifest *manifest.Manifest
 	Text     json.RawMessage
 	Artifact *declaration.Artifact
+	// Images are its container images, sorted by name and architecture.
+	Images []declaration.Image
 	// Source says where it came from, for people.
 	Source string
 	At     time.Time
@@ -38,7 +40,9 @@ type Registration struct {
 	Manifest json.RawMessage
 	// Artifact is the bundle that was put on the bus, nil for a module without one.
 	Artifact *declaration.Artifact
-	Source   string
+	// Images are those of build.images, their blobs on the bus, sorted by name and architecture.
+	Images []declaration.Image
+	Source string
 }
 
 // Register makes the registration the module's current build. The very same again is the build there
@@ -53,14 +57,14 @@ func (s *Store) Register(ctx context.Context, by By, r Registration) (b *Build, 
 		if err != nil && !errors.Is(err, ErrUnknown) {
 			return err
 		}
-		if current != nil && string(current.Text) == string(text) && sameArtifact(current.Artifact, r.Artifact) {
+		if current != nil && string(current.Text) == string(text) && sameArtifact(current.Artifact, r.Artifact) && sameImages(current.Images, r.Images) {
 			b = current
 			return nil
 		}
 		if err := s.fits(t, m); err != nil {
 			return err
 		}
-		b, news = &Build{Module: m.Module, Manifest: m, Text: text, Artifact: r.Artifact, Source: r.Source, At: at(t.now.UnixMilli())}, true
+		b, news = &Build{Module: m.Module, Manifest: m, Text: text, Artifact: r.Artifact, Images: r.Images, Source: r.Source, At: at(t.now.UnixMilli())}, true
 		if b.ID, err = t.newBuildID(); err != nil {
 			return err
 		}
@@ -93,6 +97,9 @@ func (r Registration) check() (*manifest.Manifest, json.RawMessage, error) {
 		if err := r.Artifact.Check(); err != nil {
 			return nil, nil, refusal.New(what, err.Error(), "pack and upload the bundle again")
 		}
+	}
+	if err := r.checkImages(&m); err != nil {
+		return nil, nil, err
 	}
 	text, err := json.Marshal(&m)
 	if err != nil {
@@ -185,8 +192,8 @@ func (t *tx) insertBuild(b *Build) error {
 		string(b.Module), b.ID); err != nil {
 		return err
 	}
-	if err := t.exec(`INSERT INTO build (id, module, manifest, digest, size, chunks, source, at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)`,
-		b.ID, string(b.Module), string(b.Text), a.Digest, a.Size, a.Chunks, b.Source, t.now.UnixMilli()); err != nil {
+	if err := t.exec(`INSERT INTO build (id, module, manifest, digest, size, chunks, images, source, at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+		b.ID, string(b.Module), string(b.Text), a.Digest, a.Size, a.Chunks, encodeImages(b.Images), b.Source, t.now.UnixMilli()); err != nil {
 		return err
 	}
 	t.touch(touch{module: b.Module})
@@ -278,11 +285,11 @@ func (s *Store) build(ctx context.Context, q querier, id string) (*Build, error)
 		return b, nil
 	}
 	b = &Build{ID: id}
-	var text string
+	var text, images string
 	var a declaration.Artifact
 	var ms int64
-	err := q.QueryRowContext(ctx, `SELECT module, manifest, digest, size, chunks, source, at FROM build WHERE id = ?`, id).
-		Scan(&b.Module, &text, &a.Digest, &a.Size, &a.Chunks, &b.Source, &ms)
+	err := q.QueryRowContext(ctx, `SELECT module, manifest, digest, size, chunks, images, source, at FROM build WHERE id = ?`, id).
+		Scan(&b.Module, &text, &a.Digest, &a.Size, &a.Chunks, &images, &b.Source, &ms)
 	if errors.Is(err, sql.ErrNoRows) {
 		return nil, fmt.Errorf("%w: %w", refusal.New("the build "+id, "there is none with this id", "list them: mesh-coordinator module show <module>"), ErrUnknown)
 	}
@@ -292,6 +299,9 @@ func (s *Store) build(ctx context.Context, q querier, id string) (*Build, error)
 	b.Text, b.At = json.RawMessage(text), at(ms)
 	if a.Digest != "" {
 		b.Artifact = &a
+	}
+	if b.Images, err = decodeImages(images); err != nil {
+		return nil, fmt.Errorf("images of %s: %w", id, err)
 	}
 	b.Manifest = new(manifest.Manifest)
 	if err := decode(text, b.Manifest); err != nil {

@@ -190,3 +190,83 @@ func TestSecretsAreSealed(t *testing.T) {
 		t.Error("another node opened it")
 	}
 }
+
+// image is an image with a manifest, a config and two layers.
+func image(name, arch string, first byte) declaration.Image {
+	i := declaration.Image{Name: name, Arch: arch, Type: declaration.OCIManifest}
+	for k := range byte(4) {
+		i.Blobs = append(i.Blobs, declaration.Artifact{Digest: strings.Repeat(string("0123456789abcdef"[(first+k)%16]), 64), Size: int64(k) + 1, Chunks: 1})
+	}
+	i.ID = i.Blobs[1].Digest
+	return i
+}
+
+func TestRegisterImages(t *testing.T) {
+	m := newMesh(t)
+	ctx := t.Context()
+	text := json.RawMessage(`{"module":"web","build":{"images":{"web":{"from":"web.tar"}}}}`)
+	images := []declaration.Image{image("web", "amd64", 0), image("web", "arm64", 8)}
+	b, _, err := m.store.Register(ctx, by, records.Registration{Manifest: text, Images: images})
+	m.ok(err)
+	if again, news, err := m.store.Register(ctx, by, records.Registration{Manifest: text, Images: images}); err != nil || news || again.ID != b.ID {
+		t.Errorf("the same again: %+v, %v, %v", again, news, err)
+	}
+	if _, news, err := m.store.Register(ctx, by, records.Registration{Manifest: text, Images: images[:1]}); err != nil || !news {
+		t.Errorf("another set of images: news %v, %v", news, err)
+	}
+	m.ok(m.store.Close())
+	m.open()
+	read := must(m.store.Build(ctx, b.ID))
+	if len(read.Images) != 2 || read.Images[1].Blobs[3] != images[1].Blobs[3] || len(read.Artifacts("")) != 8 || len(read.Artifacts("arm64")) != 4 || len(read.ImagesFor("riscv64")) != 0 {
+		t.Errorf("read back %+v", read.Images)
+	}
+	for _, tt := range []struct {
+		say    string
+		images []declaration.Image
+	}{
+		{"none came with it", nil},
+		{"none of that name", []declaration.Image{image("other", "amd64", 0), images[0]}},
+		{"not in order", []declaration.Image{images[1], images[0]}},
+		{"has 0 blobs", []declaration.Image{{Name: "web", Arch: "amd64", Type: declaration.OCIManifest}}},
+	} {
+		_, _, err := m.store.Register(ctx, by, records.Registration{Manifest: text, Images: tt.images})
+		m.refused(err, tt.say)
+	}
+}
+
+// What may not leave the bus: the current build's, those of the last builds, and what is declared.
+func TestNeeded(t *testing.T) {
+	m := newMesh(t)
+	ctx := t.Context()
+	var ids []string
+	artifact := func(n int) *declaration.Artifact {
+		return &declaration.Artifact{Digest: strings.Repeat(string("0123456789abcdef"[n]), 64), Size: 10, Chunks: 1}
+	}
+	for n := range 6 {
+		b, _, err := m.store.Register(ctx, by, records.Registration{Manifest: json.RawMessage(`{"module":"web","build":{"bundle":{"output":"dist"}}}`), Artifact: artifact(n)})
+		m.ok(err)
+		ids = append(ids, b.ID)
+	}
+	must(m.store.UseBuild(ctx, by, ids[0]))
+	needed := must(m.store.Needed(ctx, 2))
+	for n := range 6 {
+		if _, is := needed[artifact(n).Digest]; is != slices.Contains([]int{0, 4, 5}, n) {
+			t.Errorf("the bundle of build %d of 6, with the first in use, is needed: %v", n, is)
+		}
+	}
+	m.ok(m.store.SetVerified(ctx, *artifact(1), true))
+	other := *artifact(1)
+	other.Size++
+	for _, tt := range []struct {
+		a    declaration.Artifact
+		want bool
+	}{{*artifact(1), true}, {other, false}, {*artifact(2), false}} {
+		if got := must(m.store.Verified(ctx, []declaration.Artifact{tt.a})); got[tt.a.Digest] != tt.want {
+			t.Errorf("%v verified: %v", tt.a, got)
+		}
+	}
+	m.ok(m.store.SetVerified(ctx, *artifact(1), false))
+	if got := must(m.store.Verified(ctx, []declaration.Artifact{*artifact(1)})); got[artifact(1).Digest] {
+		t.Error("it is verified still")
+	}
+}
