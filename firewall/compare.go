@@ -14,34 +14,38 @@ import (
 
 // differs says in a few words where the kernel's table is not t, or "" when it is exactly t.
 // Counters do not count.
-func (t Table) differs(have *found) string {
+func (t Table) differs(have *found) string { return t.drift(have).What }
+
+// drift is differs with what kind of difference it is.
+func (t Table) drift(have *found) Drift {
 	if have == nil {
-		return "the table is gone"
+		return Drift{What: "the table is gone"}
 	}
 	if have.flags&unix.NFT_TABLE_F_DORMANT != 0 {
-		return "the table is dormant"
+		return Drift{What: "the table is dormant"}
 	}
+	var d Drift
 	for _, s := range t.sets {
 		if why := s.differs(have.set(s.name)); why != "" {
-			return "set " + s.name + ": " + why
+			d.note("set "+s.name+": "+why, false)
 		}
 	}
 	for _, s := range have.sets {
 		if !slices.ContainsFunc(t.sets, func(w set) bool { return w.name == s.name }) {
-			return fmt.Sprintf("set %s is not mesh's", s.name)
+			d.note(fmt.Sprintf("set %s is not mesh's", s.name), true)
 		}
 	}
 	for _, c := range t.chains {
-		if why := c.differs(have.chain(c.name)); why != "" {
-			return "chain " + c.name + ": " + why
+		if why, added := c.differs(have.chain(c.name)); why != "" {
+			d.note("chain "+c.name+": "+why, added)
 		}
 	}
 	for _, c := range have.chains {
 		if !slices.ContainsFunc(t.chains, func(w chain) bool { return w.name == c.name }) {
-			return fmt.Sprintf("chain %s is not mesh's", c.name)
+			d.note(fmt.Sprintf("chain %s is not mesh's", c.name), true)
 		}
 	}
-	return ""
+	return d
 }
 
 // sameShape reports whether have can be filled instead of made anew.
@@ -102,26 +106,42 @@ func (c chain) sameHook(have *foundChain) bool {
 	return have.based && have.hook == c.hook.number() && have.priority == priority && have.typ == string(nftables.ChainTypeFilter)
 }
 
-func (c chain) differs(have *foundChain) string {
+// differs says where have is not c; added: it has all rules of c in their order, and others.
+func (c chain) differs(have *foundChain) (why string, added bool) {
 	switch {
 	case have == nil:
-		return "is gone"
+		return "is gone", false
 	case !c.sameHook(have):
-		return "has another hook or priority"
+		return "has another hook or priority", false
 	case have.based && have.policy != uint32(nftables.ChainPolicyAccept):
-		return "has another policy"
-	case len(have.rules) != len(c.lines):
-		return fmt.Sprintf("has %d rules instead of %d", len(have.rules), len(c.lines))
+		return "has another policy", false
 	}
 	var w wire
-	for i, l := range c.lines {
-		w.B = w.B[:0]
-		w.expressions(l)
-		if !bytes.Equal(l.userData(), have.rules[i].userData) || !sameExpressions(w.B, have.rules[i].expressions) {
-			return fmt.Sprintf("rule %d is another", i+1)
+	var foreign []foundRule
+	next := 0
+	for _, r := range have.rules {
+		if next < len(c.lines) && c.lines[next].is(&w, r) {
+			next++
+		} else {
+			foreign = append(foreign, r)
 		}
 	}
-	return ""
+	switch {
+	case next == len(c.lines) && len(foreign) == 0:
+		return "", false
+	case next == len(c.lines):
+		return foreignRules(foreign), true
+	case len(have.rules) != len(c.lines):
+		return fmt.Sprintf("has %d rules instead of %d", len(have.rules), len(c.lines)), false
+	}
+	return fmt.Sprintf("rule %d is another", next+1), false
+}
+
+// is reports whether the kernel's rule is l. w is for writing l down.
+func (l line) is(w *wire, have foundRule) bool {
+	w.B = w.B[:0]
+	w.expressions(l)
+	return bytes.Equal(l.userData(), have.userData) && sameExpressions(w.B, have.expressions)
 }
 
 // sameExpressions compares the expressions of two rules as mesh writes them and as the kernel lists

@@ -289,18 +289,24 @@ func (d *Driver) steadyLayout(name string) (have *found, generation uint32, err 
 // Differs says in a few words where the kernel's table is not exactly want, and "" where it is. When
 // nobody has committed anything since the last look, that costs one question (a few microseconds).
 func (d *Driver) Differs(ctx context.Context, want Table) (string, error) {
+	drift, err := d.Drift(ctx, want)
+	return drift.What, err
+}
+
+// Drift is Differs that also says of what kind the difference is.
+func (d *Driver) Drift(ctx context.Context, want Table) (Drift, error) {
 	give, err := d.take(ctx)
 	if err != nil {
-		return "", err
+		return Drift{}, err
 	}
 	defer give()
 	digest := want.Digest()
 	generation, err := d.kernel.Generation()
 	if err != nil {
-		return "", fmt.Errorf("read packet filter: %w", err)
+		return Drift{}, fmt.Errorf("read packet filter: %w", err)
 	}
 	if generation == d.seen && digest == d.digest {
-		return "", nil
+		return Drift{}, nil
 	}
 	var have *found
 	generation, err = d.kernel.steady(func() (err error) {
@@ -308,16 +314,16 @@ func (d *Driver) Differs(ctx context.Context, want Table) (string, error) {
 		return err
 	})
 	if err != nil {
-		return "", fmt.Errorf("read packet filter: %w", err)
+		return Drift{}, fmt.Errorf("read packet filter: %w", err)
 	}
-	if why := want.differs(have); why != "" {
-		return why, nil
+	if drift := want.drift(have); drift.What != "" {
+		return drift, nil
 	}
 	if d.flags != 0 && have.owner != d.kernel.Port() {
-		return "nobody owns the table", nil
+		return Drift{What: "nobody owns the table"}, nil
 	}
 	d.seen, d.digest = generation, digest
-	return "", nil
+	return Drift{}, nil
 }
 
 // Delete removes mesh's table and whatever a load that was cut short left behind.
