@@ -82,7 +82,7 @@ func Content(v View) (*declaration.Content, []Left) {
 		}
 		settings, dropped := knownSettings(i)
 		left = append(left, dropped...)
-		c.Modules = append(c.Modules, declaration.Module{Name: i.Build.Module, Build: i.Build.ID, Artifact: i.Build.Artifact,
+		c.Modules = append(c.Modules, declaration.Module{Name: i.Build.Module, Build: i.Build.ID, Artifact: i.Build.Artifact, Images: i.Build.ImagesFor(v.Facts.Arch),
 			Manifest: i.Build.Text, Settings: settings, Secrets: i.Secrets})
 		sent = append(sent, i.Build)
 	}
@@ -111,11 +111,31 @@ func unfit(i Instance, f records.Facts) string {
 	case needs.Engine && f.OS != "" && f.Engine == "":
 		return "it needs a container engine, this machine has none"
 	}
+	if why := noImage(i.Build, f.Arch); why != "" {
+		return why
+	}
 	if len(m.Settings)+len(m.Secrets) == 0 {
 		return ""
 	}
 	if missing := records.Missing(m, i.Settings, i.Secrets); len(missing) > 0 {
 		return "the assignment lacks " + strings.Join(missing, ", ")
+	}
+	return ""
+}
+
+// noImage says which image the build has not for the architecture, or "".
+func noImage(b *records.Build, arch string) string {
+	if arch == "" || len(b.Images) == 0 {
+		return ""
+	}
+	there := map[string]bool{}
+	for _, i := range b.Images {
+		there[i.Name] = there[i.Name] || i.Arch == arch
+	}
+	for _, i := range b.Images { // in their order
+		if !there[i.Name] {
+			return fmt.Sprintf("its image %s is for %s, this machine is %s", i.Name, i.Arch, arch)
+		}
 	}
 	return ""
 }
@@ -155,33 +175,40 @@ func knownSettings(i Instance) (map[string]string, []Left) {
 func openings(admin, served []rule.Allow, builds []*records.Build) []rule.Allow {
 	all := make([]rule.Allow, 0, len(admin)+len(served)+len(builds))
 	all = append(all, admin...)
-	slices.SortStableFunc(all, byPort)
+	slices.SortStableFunc(all, rule.Allow.Compare)
 	all = append(all, served...)
 	for _, b := range builds {
 		first := len(all)
 		for _, a := range b.Manifest.Firewall.Allow {
-			all = append(all, rule.Allow{Owner: string(b.Module), Port: a.Port, From: a.From})
+			all = append(all, rule.Allow{Owner: string(b.Module), Port: a.Port, Protocol: a.Protocol, From: a.From})
 		}
-		slices.SortStableFunc(all[first:], byPort)
+		slices.SortStableFunc(all[first:], rule.Allow.Compare)
 	}
 	return all
-}
-
-func byPort(a, b rule.Allow) int {
-	if c := cmp.Or(cmp.Compare(a.Port.First, b.Port.First), cmp.Compare(a.Port.Last, b.Port.Last), cmp.Compare(a.Port.Protocol, b.Port.Protocol)); c != 0 {
-		return c
-	}
-	return cmp.Compare(a.From.String(), b.From.String())
 }
 
 // Artifacts are the digests the content names, sorted, each once.
 func Artifacts(c *declaration.Content) []string {
 	var all []string
-	for _, m := range c.Modules {
-		if m.Artifact != nil {
-			all = append(all, m.Artifact.Digest)
-		}
+	for i := range c.Modules {
+		all = addDigests(all, c.Modules[i].Artifact, c.Modules[i].Images, "")
 	}
 	slices.Sort(all)
 	return slices.Compact(all)
+}
+
+// addDigests adds those of a bundle and of images for arch to all; of every architecture when it is "".
+func addDigests(all []string, bundle *declaration.Artifact, images []declaration.Image, arch string) []string {
+	if bundle != nil {
+		all = append(all, bundle.Digest)
+	}
+	for i := range images {
+		if arch != "" && images[i].Arch != arch {
+			continue
+		}
+		for k := range images[i].Blobs {
+			all = append(all, images[i].Blobs[k].Digest)
+		}
+	}
+	return all
 }

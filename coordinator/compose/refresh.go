@@ -137,9 +137,8 @@ func (c *Composer) rebuild(ctx context.Context, m subject.Module) error {
 func (c *Composer) refetch(s *state) {
 	var now []string
 	for _, p := range s.in.Placed {
-		if a := c.builds[p.Module].Artifact; a != nil {
-			now = append(now, a.Digest)
-		}
+		b := c.builds[p.Module]
+		now = addDigests(now, b.Artifact, b.Images, s.in.Facts.Arch)
 	}
 	all := fetchable(now, s.in.Declared.Artifacts, s.in.Declared.Before)
 	if !slices.Equal(all, s.fetch) {
