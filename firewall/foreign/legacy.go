@@ -23,8 +23,16 @@ var legacyParts = []struct{ family, names, tool string }{
 	{"arp", "/proc/thread-self/net/arp_tables_names", ""},
 }
 
+// saver runs the tool at path, and returns what it printed.
+type saver func(ctx context.Context, path string) ([]byte, error)
+
+// runSave runs it in this process's place.
+func runSave(ctx context.Context, path string) ([]byte, error) {
+	return exec.CommandContext(ctx, path).Output()
+}
+
 // readLegacy adds legacy xtables.
-func readLegacy(ctx context.Context, rs *Ruleset) {
+func readLegacy(ctx context.Context, rs *Ruleset, save saver) {
 	for _, part := range legacyParts {
 		b, err := os.ReadFile(part.names)
 		if err != nil {
@@ -34,7 +42,7 @@ func readLegacy(ctx context.Context, rs *Ruleset) {
 		if len(names) == 0 {
 			continue
 		}
-		tables, err := save(ctx, part.family, part.tool)
+		tables, err := saved(ctx, part.family, part.tool, save)
 		if err != nil {
 			rs.note("legacy xtables of %s (%s): %v", part.family, strings.Join(names, ", "), err)
 		}
@@ -47,7 +55,7 @@ func readLegacy(ctx context.Context, rs *Ruleset) {
 	}
 }
 
-func save(ctx context.Context, family, tool string) ([]Table, error) {
+func saved(ctx context.Context, family, tool string, save saver) ([]Table, error) {
 	if tool == "" {
 		return nil, errors.New("they may refuse, and nothing here reads them")
 	}
@@ -55,7 +63,7 @@ func save(ctx context.Context, family, tool string) ([]Table, error) {
 	if err != nil {
 		return nil, fmt.Errorf("they may refuse, and %s is not installed to read them", tool)
 	}
-	out, err := exec.CommandContext(ctx, path).Output()
+	out, err := save(ctx, path)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", tool, err)
 	}

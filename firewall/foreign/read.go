@@ -17,7 +17,9 @@ const attempts = 10
 // Read reads all rule sets of the network namespace that the calling thread is in, between two equal
 // generations. One that never holds still is returned as it was last seen, with a note. It needs
 // CAP_NET_ADMIN.
-func Read(ctx context.Context) (Ruleset, error) {
+func Read(ctx context.Context) (Ruleset, error) { return read(ctx, runSave) }
+
+func read(ctx context.Context, save saver) (Ruleset, error) {
 	rs, err := readTables(ctx)
 	switch {
 	case errors.Is(err, unix.EPERM):
@@ -28,7 +30,7 @@ func Read(ctx context.Context) (Ruleset, error) {
 	case err != nil: // such as a kernel without nf_tables
 		rs.note("nftables cannot be read: %v", err)
 	}
-	readLegacy(ctx, &rs)
+	readLegacy(ctx, &rs, save)
 	readBypass(ctx, &rs)
 	return rs, nil
 }
