@@ -139,7 +139,7 @@ func (c *Coordinator) start(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	c.compose = compose.New(c.records, compose.Options{Signer: c.keys.Signer, Coordinator: own, Rights: verbs.Rights, Clock: c.cfg.Clock,
+	c.compose = compose.New(c.records, compose.Options{Signer: c.keys.Signer, Coordinator: own, Rights: verbs.Rights, OnNodes: verbs.OnNodes, Clock: c.cfg.Clock,
 		Host: compose.Host{MachineID: c.cfg.MachineID, Listen: listen}})
 	if err := c.startBus(ctx, mesh, listen); err != nil {
 		return err

@@ -16,6 +16,7 @@ import (
 	"mesh/shared/bus"
 	"mesh/shared/grant"
 	"mesh/shared/subject"
+	"mesh/shared/verb"
 	"mesh/testbus"
 )
 
@@ -28,6 +29,7 @@ import (
 var (
 	mine, theirs = strings.Repeat("aa", 32), strings.Repeat("bb", 32)
 	statusTool   = subject.Tool(subject.Controller, "status")
+	showTool     = subject.NodeTool(subject.NodeEngine, "show", "n2")
 	ownDirectGet = subject.DirectGet(subject.Declarations, subject.Declaration("n1"))
 	ownChunk     = subject.DirectGet(subject.Artifacts, subject.Chunk(mine, 0))
 )
@@ -44,7 +46,9 @@ type world struct {
 
 func newWorld(t *testing.T, oneAccount bool) *world {
 	t.Helper()
-	w := &world{b: testbus.Start(t, testbus.Node("n1", mine), testbus.Node("n2", theirs), testbus.Operator("ada", "status"), testbus.Invitation("inv1"))}
+	asker := testbus.NodeAsker("ada", "show")
+	asker.Verbs = []subject.Verb{"status"}
+	w := &world{b: testbus.Start(t, testbus.Node("n1", mine), testbus.Node("n2", theirs), asker, testbus.Invitation("inv1"))}
 	w.core = w.b.Connect(t, "coordinator")
 	if oneAccount {
 		w.b.Edit(t, func(u *grant.User) {
@@ -104,6 +108,18 @@ func (w *world) listen(t *testing.T, n2 *bus.Conn) {
 	}{
 		{w.core, statusTool, string(subject.Controller), echo},
 		{w.core, subject.Tool(subject.Controller, "push"), string(subject.Controller), note},
+		{n2, showTool, "", func(m *nats.Msg) {
+			if verb.Answerable(m.Reply) { // what a holder drops (shared/verb)
+				echo(m)
+			}
+		}},
+		// Answers aimed here do arrive, with no asker to answer to: they are no asks (shared/verb drops them).
+		{n2, subject.NodeTool(subject.NodeEngine, "restart", "n2"), "", func(m *nats.Msg) {
+			if verb.Answerable(m.Reply) {
+				note(m)
+			}
+		}},
+		{n2, "$SRV.PING", "", echo},
 		{w.core, subject.Enrol("*"), "", only(true, subject.Enrol("inv1"), echo)},
 		{w.core, subject.Enrol("*"), "", only(false, subject.Enrol("inv1"), note)},
 		{w.core, subject.Heartbeat(subject.Each), "", only(false, subject.Heartbeat("n1"), note)},
@@ -219,6 +235,7 @@ func attacks() []attack {
 		"$JS.API.CONSUMER.DELETE.CONTROL.coordinator": "api",
 		"mesh.seat.mesh-controller.event.node-runs":   "stored",
 		"mesh.seat.mesh-controller.tool.push":         "heard",
+		"mesh.seat.node-engine.tool.restart.n2":       "asked",
 		"mesh.enrol.inv2":                             "heard",
 		"mesh.module.notes.event.x.n2":                "stored",
 		"_R_.abc":                                     "",
@@ -237,6 +254,8 @@ func attacks() []attack {
 		// The acknowledgement of its own publish: content not chosen, no API obeys it.
 		out = append(out, aimed("node-n1", subject.Report("n1"), "{}", target, kind == "stored" || kind == "heard"))
 		out = append(out, aimed("operator-ada", subject.Chunk(mine, 0), "{}", target, kind == "stored" || kind == "heard"))
+		// A machine's verb, and discovery, which many may answer.
+		out = append(out, aimed("operator-ada", showTool, "{}", target, false), aimed("operator-ada", "$SRV.PING", "{}", target, false))
 		// Nobody answers a heartbeat.
 		out = append(out, aimed("node-n1", subject.Heartbeat("n1"), "{}", target, false))
 	}

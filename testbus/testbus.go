@@ -46,6 +46,15 @@ func Operator(name string, verbs ...subject.Verb) grant.Principal {
 	return grant.Principal{Kind: grant.Operator, Name: name, Verbs: verbs, Upload: true}
 }
 
+// NodeAsker is an Operator who may ask these verbs of node-engine on every machine.
+func NodeAsker(name string, verbs ...subject.Verb) grant.Principal {
+	p := Operator(name)
+	for _, v := range verbs {
+		p.OnNodes = append(p.OnNodes, grant.OnNode{Seat: subject.NodeEngine, Verb: v})
+	}
+	return p
+}
+
 // Invitation is a machine that is not let in yet.
 func Invitation(id string) grant.Principal {
 	return grant.Principal{Kind: grant.Invitation, Name: id}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -170,7 +171,7 @@ func TestNeighboursThingsAreRefused(t *testing.T) {
 		"$JS.API.STREAM.INFO.DECLARATIONS", "$JS.API.STREAM.UPDATE.CONTROL", "$JS.API.STREAM.MSG.GET.DECLARATIONS", "$JS.API.DIRECT.GET.DECLARATIONS",
 		"$JS.API.DIRECT.GET.CONTROL.mesh.control.n2.report", "$JS.API.CONSUMER.CREATE.DECLARATIONS", "$JS.API.CONSUMER.CREATE.DECLARATIONS.x.mesh.node.n2.declaration",
 		"$JS.API.CONSUMER.MSG.NEXT.CONTROL.coordinator", "$JS.ACK.CONTROL.coordinator.1.1.1.1.1", "$SYS.REQ.SERVER.PING", "$SYS.REQ.USER.INFO",
-		"mesh.node.n2.declaration", "mesh.control.n2.report", "mesh.control.n2.heartbeat", "mesh.enrol.inv2", "_R_.abc", "_INBOX.node-n2.x", "_INBOX.coordinator.x",
+		"mesh.node.n2.declaration", "mesh.control.n2.report", "mesh.control.n2.heartbeat", "mesh.enrol.inv2", "_INBOX.node-n2.x", "_INBOX.coordinator.x",
 		"mesh.seat.mesh-controller.event.node-runs", "mesh.seat.mesh-controller.tool.node-remove",
 		subject.DirectGet(subject.Declarations, "mesh.node.n2.declaration"), subject.DirectGet(subject.Artifacts, subject.Chunk(other, 0)),
 		// Streams, consumers and buckets of one's own, or over somebody's.
@@ -180,16 +181,20 @@ func TestNeighboursThingsAreRefused(t *testing.T) {
 		"$JS.API.CONSUMER.PAUSE.CONTROL.coordinator", "$JS.FC.CONTROL.x", "$JS.API.DIRECT.GET.ARTIFACTS", "$KV.x.y", "$O.x.C.y", "$JS.EVENT.ADVISORY.API",
 		// What a wildcard in a publish could reach.
 		"mesh.control.*.report", "mesh.control.>", "mesh.seat.*.tool.status", subject.DirectGet(subject.Declarations, "mesh.node.*.declaration"), subject.DirectGet(subject.Artifacts, "mesh.artifact.>"),
-		"mesh.seat.mesh-controller.tool.status.n1", "mesh.seat.mesh-controller.work", "mesh.module.notes.event.x.n2", "mesh.assignment.n1.notes", "$SRV.PING", "_GR_.x", "$NRG.x",
+		"mesh.seat.mesh-controller.tool.status.n1", "mesh.seat.mesh-controller.work", "mesh.module.notes.event.x.n2", "mesh.assignment.n1.notes", "_GR_.x", "$NRG.x",
+		"mesh.seat.node-engine.tool.restart.n1", "mesh.seat.node-engine.tool.restart.n2", "mesh.seat.node-engine.tool.show.*", "mesh.seat.node-build-agent.tool.kill.n1", "mesh.seat.*.tool.*.n2",
 	}
 	publishes := map[string][]string{
-		"node-n1":         append([]string{"mesh.node.n1.declaration", subject.Chunk(mine, 0), "mesh.seat.mesh-controller.tool.status"}, everybody...),
-		"operator-ada":    append([]string{"mesh.node.n1.declaration", "mesh.control.n1.report", "mesh.seat.mesh-controller.tool.push"}, everybody...),
-		"invitation-inv1": append([]string{"mesh.control.n1.report", subject.Chunk(mine, 0), "mesh.seat.mesh-controller.tool.status"}, everybody...),
+		"node-n1":         append([]string{"mesh.node.n1.declaration", subject.Chunk(mine, 0), "mesh.seat.mesh-controller.tool.status", "$SRV.PING", "$SRV.INFO.node-engine", "_INBOX.operator-ada.x"}, everybody...),
+		"operator-ada":    append([]string{"mesh.node.n1.declaration", "mesh.control.n1.report", "mesh.seat.mesh-controller.tool.push", "_R_.abc", "$SRV.PING.node-engine.n1.x"}, everybody...),
+		"invitation-inv1": append([]string{"mesh.control.n1.report", subject.Chunk(mine, 0), "mesh.seat.mesh-controller.tool.status", "_R_.abc", "$SRV.PING"}, everybody...),
 		"coordinator":     {"mesh.control.n1.report", "mesh.enrol.inv1", "mesh.seat.mesh-controller.tool.push", "$SYS.REQ.SERVER.PING", "_INBOX.node-n1.x", subject.Chunk(mine, 0)},
 	}
 	hears := []string{">", "mesh.>", "mesh.node.n2.declaration", "mesh.node.*.declaration", "mesh.control.n2.report", "_INBOX.>", "_INBOX.node-n2.>", "_INBOX.operator-bob.>", "$JS.>", "$SYS.>", "mesh.enrol.inv1", "mesh.enrol.*", "mesh.seat.mesh-controller.tool.status", "mesh.seat.>", "mesh.seat.mesh-controller.event.>", "_R_.>",
-		"mesh.*.n1.declaration", "mesh.node.n1.>", "mesh.control.*.report", "mesh.control.*.heartbeat", "mesh.control.n1.report", "_INBOX.*.x", "_INBOX.coordinator.>", "$SRV.PING", "*", "$JS.EVENT.>"}
+		"mesh.*.n1.declaration", "mesh.node.n1.>", "mesh.control.*.report", "mesh.control.*.heartbeat", "mesh.control.n1.report", "_INBOX.*.x", "_INBOX.coordinator.>", "*", "$JS.EVENT.>",
+		"$SRV.>", "$SRV.PING.mesh-controller", "$SRV.PING.node-engine.n2", "$SRV.*.*", "$SRV.*.*.*", "mesh.seat.node-engine.tool.show.n2", "mesh.seat.node-engine.tool.*.*", "mesh.seat.*.tool.*.n1", "mesh.seat.node-engine.tool.show", "mesh.seat.node-build-agent.tool.kill.n2"}
+	// Who has no verbs of its own hears nobody's question for them either.
+	mute := []string{"$SRV.PING", "$SRV.PING.node-engine", "mesh.seat.node-engine.tool.show.n1"}
 	for label, list := range publishes {
 		t.Run(label, func(t *testing.T) {
 			c := b.Connect(t, label)
@@ -201,7 +206,10 @@ func TestNeighboursThingsAreRefused(t *testing.T) {
 			}
 			hears := hears
 			if label == "coordinator" {
-				hears = []string{">", "_INBOX.node-n1.>", "mesh.control.*.report", "$SYS.>"}
+				hears = []string{">", "_INBOX.node-n1.>", "mesh.control.*.report", "$SYS.>", "$SRV.>", "$SRV.PING.node-engine", "mesh.seat.node-engine.tool.show.n1"}
+			}
+			if strings.HasPrefix(label, "operator") || strings.HasPrefix(label, "invitation") {
+				hears = append(slices.Clone(hears), mute...)
 			}
 			for _, sub := range hears {
 				s, err := c.NATS().SubscribeSync(sub)

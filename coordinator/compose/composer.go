@@ -32,7 +32,9 @@ type Options struct {
 	// Host is the machine it runs on.
 	Host   Host
 	Rights Rights
-	Clock  clock.Clock
+	// OnNodes says what a role may ask of every machine; nil for nothing.
+	OnNodes func(role records.Role) []grant.OnNode
+	Clock   clock.Clock
 	// Workers bounds the goroutines; 0: one a core.
 	Workers int
 }
@@ -421,7 +423,7 @@ func (c *Composer) Principals(ctx context.Context) ([]grant.Principal, uint64, e
 	if err := errors.Join(errO, errI); err != nil {
 		return nil, 0, fmt.Errorf("compose the bus's users: %w", err)
 	}
-	u := Users{Coordinator: c.o.Coordinator, Operators: operators, Invitations: invitations, Now: now, Rights: c.o.Rights,
+	u := Users{Coordinator: c.o.Coordinator, Operators: operators, Invitations: invitations, Now: now, Rights: c.o.Rights, OnNodes: c.o.OnNodes,
 		Nodes: make([]NodeUser, 0, len(c.nodes))}
 	for _, s := range c.nodes {
 		u.Nodes = append(u.Nodes, NodeUser{s.in.Node.Name, s.in.Node.Key, s.fetch})

@@ -23,6 +23,8 @@ type Users struct {
 	Now         time.Time
 	// Rights says what a role may ask of the coordinator's seat, and whether it may upload artifacts.
 	Rights Rights
+	// OnNodes says what a role may ask of every machine; nil for nothing.
+	OnNodes func(role records.Role) []grant.OnNode
 }
 
 // Rights derives an operator's rights from the role.
@@ -48,7 +50,11 @@ func Principals(u Users) []grant.Principal {
 			continue
 		}
 		verbs, upload := u.Rights(o.Role)
-		ps = append(ps, grant.Principal{Kind: grant.Operator, Name: o.Name, Key: o.Key, Verbs: verbs, Upload: upload})
+		p := grant.Principal{Kind: grant.Operator, Name: o.Name, Key: o.Key, Verbs: verbs, Upload: upload}
+		if u.OnNodes != nil {
+			p.OnNodes = u.OnNodes(o.Role)
+		}
+		ps = append(ps, p)
 	}
 	for _, in := range u.Invitations {
 		if in.Revoked.IsZero() && u.Now.Before(leaves(in)) {

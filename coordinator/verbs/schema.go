@@ -8,6 +8,7 @@ import (
 	"github.com/google/jsonschema-go/jsonschema"
 
 	"mesh/shared/controller"
+	"mesh/shared/engine"
 	"mesh/shared/refusal"
 	"mesh/shared/rule"
 	"mesh/shared/subject"
@@ -24,6 +25,21 @@ func Tool(v controller.Verb) (controller.Tool, error) {
 		return t, fmt.Errorf("schema of the answer of %s: %w", v.Name, err)
 	}
 	return t, nil
+}
+
+// nodeTools are the verbs of the node seats with their schemas.
+func nodeTools() (out []controller.Tool, err error) {
+	for _, p := range engine.Protocols() {
+		for _, v := range p.Verbs {
+			t, err := Tool(v)
+			if err != nil {
+				return nil, err
+			}
+			t.Seat = p.Seat
+			out = append(out, t)
+		}
+	}
+	return out, nil
 }
 
 func schema(v any) (json.RawMessage, error) {
@@ -55,22 +71,4 @@ func typeSchemas() map[reflect.Type]*jsonschema.Schema {
 		reflect.TypeFor[rule.From]():       {Type: "string", Description: `"anywhere", "tunnel" or prefixes`},
 		reflect.TypeFor[refusal.Refusal](): {Type: "object", Properties: map[string]*jsonschema.Schema{"refused": {Type: "string"}, "why": {Type: "string"}, "do": {Type: "string"}}},
 	}
-}
-
-// required refuses an argument that lacks what its type says must be there, by the field's name.
-func required(t reflect.Type, args []byte) error {
-	var given map[string]json.RawMessage
-	if len(args) > 0 {
-		if err := json.Unmarshal(args, &given); err != nil {
-			return nil // the strict decoder says what is wrong
-		}
-	}
-	for i := range t.NumField() {
-		name, optional := tag(t.Field(i))
-		// null would leave the field as if it had not been there
-		if v, there := given[name]; !optional && (!there || string(v) == "null") {
-			return refusal.New("the arguments", name+": is missing", "see the verb's schema: mesh-coordinator tool list --json")
-		}
-	}
-	return nil
 }

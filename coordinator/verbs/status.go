@@ -175,8 +175,14 @@ func (s *Server) seats(ctx context.Context, _ records.By, _ controller.Nothing) 
 		return controller.SeatsAnswer{}, err
 	}
 	verbs := make([]subject.Verb, 0, len(s.tools))
+	ofNodes := make([]subject.Verb, 0, len(s.tools))
 	for _, t := range s.tools {
-		verbs = append(verbs, t.Verb)
+		switch t.Seat {
+		case subject.Controller:
+			verbs = append(verbs, t.Verb)
+		case subject.NodeEngine:
+			ofNodes = append(ofNodes, t.Verb)
+		}
 	}
 	engines := ""
 	if len(names) > 0 {
@@ -185,7 +191,7 @@ func (s *Server) seats(ctx context.Context, _ records.By, _ controller.Nothing) 
 	return controller.SeatsAnswer{Seats: []controller.Seat{
 		{Name: subject.Controller, Scope: "mesh", Description: "keeps the records, composes and sends declarations, hears reports", Holder: "the coordinator", Verbs: verbs},
 		{Name: subject.Broker, Scope: "mesh", Description: "runs the bus", Holder: "the coordinator, embedded", Verbs: []subject.Verb{}},
-		{Name: subject.NodeEngine, Scope: "node", Description: "keeps its machine as it is declared", Holder: engines, Verbs: []subject.Verb{}},
+		{Name: subject.NodeEngine, Scope: "node", Description: "keeps its machine as it is declared", Holder: engines, Verbs: ofNodes},
 	}}, nil
 }
 

@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"log/slog"
 	"reflect"
-	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -24,6 +23,8 @@ import (
 	"mesh/shared/bus"
 	"mesh/shared/clock"
 	"mesh/shared/controller"
+	"mesh/shared/engine"
+	"mesh/shared/grant"
 	"mesh/shared/refusal"
 	"mesh/shared/subject"
 	"mesh/shared/verb"
@@ -76,6 +77,11 @@ func New(c Config) (*Server, error) {
 		}
 		s.tools = append(s.tools, t)
 	}
+	onNodes, err := nodeTools()
+	if err != nil {
+		return nil, err
+	}
+	s.tools = append(s.tools, onNodes...)
 	return s, nil
 }
 
@@ -156,7 +162,7 @@ func handle[A, R any](s *Server, v subject.Verb, fn func(context.Context, record
 		if err != nil {
 			return nil, err
 		}
-		if err := required(reflect.TypeFor[A](), args); err != nil {
+		if err := verb.Required(reflect.TypeFor[A](), args); err != nil {
 			return nil, err
 		}
 		answer, err := verb.Typed(func(ctx context.Context, _ verb.Caller, a A) (R, error) {
@@ -212,12 +218,6 @@ func (s *Server) authorize(ctx context.Context, key string, v controller.Verb) (
 // by is who acts, for the journal.
 func by(who records.By, why string) records.By { who.Why = why; return who }
 
-// tag reads a field's JSON name and whether it may be left out.
-func tag(f reflect.StructField) (name string, optional bool) {
-	name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
-	return name, strings.Contains(options, "omit")
-}
-
 // RoleOf is a role of the records in the protocol's words.
 func RoleOf(r records.Role) controller.Role {
 	switch r {
@@ -248,4 +248,17 @@ func recordRole(r controller.Role) records.Role {
 func Rights(r records.Role) (verbs []subject.Verb, upload bool) {
 	role := RoleOf(r)
 	return role.Verbs(), role.Upload()
+}
+
+// OnNodes are what a role of the records may ask of every machine: the tables of the node seats say.
+func OnNodes(r records.Role) (out []grant.OnNode) {
+	role := RoleOf(r)
+	for _, p := range engine.Protocols() {
+		for _, v := range p.Verbs {
+			if role.Covers(v.Least) {
+				out = append(out, grant.OnNode{Seat: p.Seat, Verb: v.Name})
+			}
+		}
+	}
+	return out
 }

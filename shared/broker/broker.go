@@ -331,19 +331,32 @@ func (b *Broker) listen(opts *server.Options) error {
 
 // accountsText is the accounts with their exports and imports, as the server's configuration has them.
 func accountsText() string {
-	var exports, imports strings.Builder
+	exports, imports := map[grant.Account]string{}, map[grant.Account]string{}
 	for _, e := range grant.Exports() {
-		kind := "service"
+		kind, more, share := "service", "", ""
 		if e.Stream {
 			kind = "stream"
 		}
-		fmt.Fprintf(&exports, "{%s: %q}\n", kind, e.Subject)
-		fmt.Fprintf(&imports, "{%s: {account: %s, subject: %q}", kind, grant.Core, e.Subject)
-		if e.Share {
-			imports.WriteString(", share: true")
+		if e.Many {
+			more = ", response_type: stream"
 		}
-		imports.WriteString("}\n")
+		if e.Share {
+			share = ", share: true"
+		}
+		exports[e.From] += fmt.Sprintf("{%s: %q%s}\n", kind, e.Subject, more)
+		for _, to := range e.To {
+			imports[to] += fmt.Sprintf("{%s: {account: %s, subject: %q}%s}\n", kind, e.From, e.Subject, share)
+		}
 	}
-	return fmt.Sprintf("accounts {\n%s { jetstream: enabled, exports: [\n%s] }\n%s { imports: [\n%s] }\n}\n",
-		grant.Core, exports.String(), grant.Fleet, imports.String())
+	var b strings.Builder
+	b.WriteString("accounts {\n")
+	for _, a := range []grant.Account{grant.Core, grant.Fleet, grant.People} {
+		streams := ""
+		if a == grant.Core {
+			streams = "jetstream: enabled, "
+		}
+		fmt.Fprintf(&b, "%s { %sexports: [\n%s], imports: [\n%s] }\n", a, streams, exports[a], imports[a])
+	}
+	b.WriteString("}\n")
+	return b.String()
 }

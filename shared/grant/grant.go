@@ -1,11 +1,15 @@
 // Package grant derives who may say and hear what on the bus: each principal's permissions, and the
-// exports and imports that join the two accounts. It is the one derivation, a pure function of the
+// exports and imports that join the accounts. It is the one derivation, a pure function of the
 // records, used to run the bus, to test it and to check it (design §5, MEM-3).
 //
-// Account CORE holds JetStream, the coordinator and the streams; FLEET holds machines, people and
-// invitations. The server never checks a message's reply subject against its sender's rights, so in
-// one account a machine could make the stream's answer overwrite its neighbour's declaration; across
-// accounts the answer goes back into FLEET, where those subjects mean nothing (facts/bus.md §2).
+// Account CORE holds JetStream, the coordinator and the streams; FLEET holds machines and invitations;
+// PEOPLE holds those who ask. The server never checks a message's reply subject against its sender's
+// rights, so in one account a machine could make the stream's answer overwrite its neighbour's
+// declaration; across accounts the answer goes back into the asker's, where those subjects mean nothing
+// (facts/bus.md §2). Who answers verbs is for the same reason in another account than who asks them: a
+// machine answers below _R_ alone, which the server makes for one ask and nobody can name in a reply, it
+// has no right to anybody's inbox, and the server tells it who asks
+// (docs/decisions/0006-people-in-an-account-of-their-own.md).
 package grant
 
 import (
@@ -17,6 +21,7 @@ import (
 	"slices"
 
 	"mesh/shared/credential"
+	"mesh/shared/engine"
 	"mesh/shared/subject"
 )
 
@@ -31,13 +36,14 @@ const (
 	Invitation  Kind = "invitation"
 )
 
-// Account is one of the two.
+// Account is a room of its own on the bus: what is said in one is not heard in another.
 type Account string
 
 // The accounts.
 const (
-	Core  Account = "CORE"
-	Fleet Account = "FLEET"
+	Core   Account = "CORE"
+	Fleet  Account = "FLEET"
+	People Account = "PEOPLE"
 )
 
 // Principal is whoever has a bus user.
@@ -50,8 +56,16 @@ type Principal struct {
 	Artifacts []string
 	// Verbs are what an operator may ask of the seat mesh-controller.
 	Verbs []subject.Verb
+	// OnNodes are the verbs of node seats that an operator may ask, of every machine.
+	OnNodes []OnNode
 	// Upload lets an operator put artifacts on the bus.
 	Upload bool
+}
+
+// OnNode is a verb of a node seat.
+type OnNode struct {
+	Seat subject.Seat
+	Verb subject.Verb
 }
 
 // Label names p in its inbox prefix.
@@ -69,8 +83,20 @@ type Rights struct{ Publish, Subscribe []string }
 // none is a subject that nothing uses, in the place of an empty list.
 const none = "mesh.none"
 
-// ArtifactUpload covers what an uploader writes.
-const artifactUpload = "mesh.artifact.*.*"
+const (
+	// artifactUpload covers what an uploader writes.
+	artifactUpload = "mesh.artifact.*.*"
+	// meshVerbs and nodeVerbs cover the verbs of mesh seats and of node seats: the latter have the node as
+	// one more token, so that neither covers the other.
+	meshVerbs = "mesh.seat.*.tool.*"
+	nodeVerbs = "mesh.seat.*.tool.*.*"
+	// answers are those to askers in other accounts; static, a reload must not lose one (facts/bus.md §0).
+	answers = "_R_.>"
+)
+
+// discover covers the questions of who answers which verbs (SEA-7): of everybody, of a name, of one
+// instance of it.
+var discover = [...]string{"$SRV.*", "$SRV.*.*", "$SRV.*.*.*"}
 
 // For derives p's rights.
 func For(p Principal) (Rights, error) {
@@ -87,19 +113,23 @@ func For(p Principal) (Rights, error) {
 			"$JS.API.>", "$JS.ACK.>", "$JS.FC.>",
 			subject.Declaration(subject.Each),
 			"mesh.seat." + string(subject.Controller) + ".event.>",
-			"_R_.>", // answers to callers in the other account; static, a reload must not lose one
+			answers,
+			nodeVerbs, // it asks machines, too: the doctor does
 		}
+		r.Publish = append(r.Publish, discover[:]...)
 		r.Subscribe = append(r.Subscribe,
 			subject.Heartbeat(subject.Each),
 			subject.Enrol("*"),
 			subject.Tool(subject.Controller, "*"),
 			subject.Tool(subject.Controller, "*")+" "+string(subject.Controller),
 		)
+		r.Subscribe = append(r.Subscribe, subject.Discovery(string(subject.Controller), string(subject.Controller))...)
 	case Node:
 		r.Publish = []string{
 			subject.Report(n),
 			subject.Heartbeat(n),
 			subject.DirectGet(subject.Declarations, subject.Declaration(n)),
+			answers,
 		}
 		for _, d := range p.Artifacts {
 			if !isDigest(d) { // it becomes a token of a right: "*" would be everybody's
@@ -108,6 +138,10 @@ func For(p Principal) (Rights, error) {
 			r.Publish = append(r.Publish, subject.DirectGet(subject.Artifacts, subject.Chunks(d)))
 		}
 		r.Subscribe = append(r.Subscribe, subject.Declaration(n))
+		for _, s := range engine.Seats() {
+			r.Subscribe = append(r.Subscribe, subject.NodeTool(s, "*", n)) // of its own machine
+		}
+		r.Subscribe = append(r.Subscribe, subject.Discovery(string(subject.NodeEngine), p.Name)...)
 	case Operator:
 		for _, v := range p.Verbs {
 			if err := subject.Check("verb", string(v)); err != nil {
@@ -115,9 +149,16 @@ func For(p Principal) (Rights, error) {
 			}
 			r.Publish = append(r.Publish, subject.Tool(subject.Controller, v))
 		}
+		for _, v := range p.OnNodes {
+			if err := errors.Join(subject.Check("seat", string(v.Seat)), subject.Check("verb", string(v.Verb))); err != nil {
+				return Rights{}, err
+			}
+			r.Publish = append(r.Publish, subject.NodeTool(v.Seat, v.Verb, subject.Each))
+		}
 		if p.Upload {
 			r.Publish = append(r.Publish, artifactUpload)
 		}
+		r.Publish = append(r.Publish, discover[:]...)
 	case Invitation:
 		r.Publish = []string{subject.Enrol(p.Name)}
 	default:
@@ -144,27 +185,43 @@ func isDigest(s string) bool {
 	return true
 }
 
-// Export is a subject CORE offers to FLEET, and how FLEET imports it.
+// Export is a subject that one account offers to others, which import it under the same name.
 type Export struct {
 	Subject string
+	// From offers it, To may use it.
+	From Account
+	To   []Account
 	// Stream is an export of messages; otherwise it is a service, a request with an answer.
 	Stream bool
 	// Share tells the server of a verb who asks (header Nats-Request-Info); only for services.
 	Share bool
+	// Many says that several may answer one ask; otherwise the first answer is the only one.
+	Many bool
 }
 
 // Exports join the accounts. A subject that is not here does not cross.
 func Exports() []Export {
-	return []Export{
-		{Subject: subject.Declaration(subject.Each), Stream: true},
-		{Subject: subject.DirectGet(subject.Declarations, subject.Declaration(subject.Each))},
-		{Subject: subject.DirectGet(subject.Artifacts, artifactUpload)},
-		{Subject: subject.Report(subject.Each)},
-		{Subject: subject.Heartbeat(subject.Each)},
-		{Subject: artifactUpload},
-		{Subject: subject.Enrol("*"), Share: true},
-		{Subject: "mesh.seat.*.tool.>", Share: true},
+	fleet, people, both := []Account{Fleet}, []Account{People}, []Account{Fleet, People}
+	out := []Export{
+		{Subject: subject.Declaration(subject.Each), From: Core, To: fleet, Stream: true},
+		{Subject: subject.DirectGet(subject.Declarations, subject.Declaration(subject.Each)), From: Core, To: fleet},
+		{Subject: subject.DirectGet(subject.Artifacts, artifactUpload), From: Core, To: fleet},
+		{Subject: subject.Report(subject.Each), From: Core, To: fleet},
+		{Subject: subject.Heartbeat(subject.Each), From: Core, To: fleet},
+		{Subject: artifactUpload, From: Core, To: both},
+		{Subject: subject.Enrol("*"), From: Core, To: fleet, Share: true},
+		{Subject: meshVerbs, From: Core, To: both, Share: true},
+		{Subject: nodeVerbs, From: Fleet, To: []Account{Core, People}, Share: true},
 	}
+	// Discovery is answered by each who serves the name. What is asked of everybody reaches FLEET and CORE,
+	// what is asked of a name the one account where it is served.
+	for _, s := range discover {
+		out = append(out, Export{Subject: s, From: Fleet, To: []Account{Core, People}, Many: true})
+	}
+	for _, s := range subject.Discovery(string(subject.Controller), string(subject.Controller)) {
+		out = append(out, Export{Subject: s, From: Core, To: people, Many: true})
+	}
+	return out
 }
 
 // User is one line of the bus's user list.
@@ -217,8 +274,11 @@ func Compose(ps []Principal) (List, []Left, error) {
 		}
 		owner[p.Key] = p.Label()
 		account := Fleet
-		if p.Kind == Coordinator {
+		switch p.Kind {
+		case Coordinator:
 			account = Core
+		case Operator:
+			account = People
 		}
 		l.Users = append(l.Users, User{p.Key, p.Label(), account, r})
 	}

@@ -130,6 +130,13 @@ func Tool(s Seat, v Verb) string { return "mesh.seat." + string(s) + ".tool." + 
 // NodeTool is a verb of a node seat on n.
 func NodeTool(s Seat, v Verb, n Node) string { return Tool(s, v) + "." + string(n) }
 
+// Discovery are the subjects at which who serves name as instance id is asked for PING, INFO and STATS: of
+// everybody, of the name, of the instance (NATS ADR-32). The first three are written out: a right to
+// "$SRV.*" is taken by the server for one to subscribe "$SRV.>" too.
+func Discovery(name, id string) []string {
+	return []string{"$SRV.PING", "$SRV.INFO", "$SRV.STATS", "$SRV.*." + name, "$SRV.*." + name + "." + id}
+}
+
 // SeatEvent is an event of a mesh seat; id is left out when empty.
 func SeatEvent(s Seat, e Event, id string) string {
 	sub := "mesh.seat." + string(s) + ".event." + string(e)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"strings"
 	"sync"
 	"time"
 
@@ -24,7 +25,13 @@ const waiting = 16
 // finds the line full, waits too long or comes while the holder stops is refused, and one whose handler
 // panics or does not end in time has failed. served, when given, is called each time the bus hands asks on.
 func Serve(ctx context.Context, c *bus.Conn, at, queue string, workers int, log *slog.Logger, h Handler, served ...func()) error {
-	s := newServer(workers, log, h)
+	return ServeAll(ctx, c, at, queue, workers, log, func(string) Handler { return h }, served...)
+}
+
+// ServeAll is Serve for the many verbs below a subject with wildcards: route names the handler of each
+// subject an ask came on, and must not block.
+func ServeAll(ctx context.Context, c *bus.Conn, at, queue string, workers int, log *slog.Logger, route func(subject string) Handler, served ...func()) error {
+	s := newServer(workers, log, route)
 	defer s.stop()
 	return c.Answer(ctx, at, queue, func(m *nats.Msg) { s.take(ctx, m) }, func() {
 		for _, fn := range served {
@@ -34,7 +41,7 @@ func Serve(ctx context.Context, c *bus.Conn, at, queue string, workers int, log 
 }
 
 type server struct {
-	h     Handler
+	route func(subject string) Handler
 	log   *slog.Logger
 	bound time.Duration
 	line  chan struct{} // capacity: all who are here
@@ -45,12 +52,16 @@ type server struct {
 	here    sync.WaitGroup
 }
 
-func newServer(workers int, log *slog.Logger, h Handler) *server {
-	return &server{h: h, log: log, bound: Bound, line: make(chan struct{}, workers*(1+waiting)), room: make(chan struct{}, workers)}
+func newServer(workers int, log *slog.Logger, route func(string) Handler) *server {
+	return &server{route: route, log: log, bound: Bound, line: make(chan struct{}, workers*(1+waiting)), room: make(chan struct{}, workers)}
 }
 
 // take never blocks: it runs on the goroutine that hears the asks.
 func (s *server) take(ctx context.Context, m *nats.Msg) {
+	if !Answerable(m.Reply) {
+		s.log.Debug("verb: an ask wants its answer where no asker listens; dropped", "subject", m.Subject, "reply", m.Reply)
+		return
+	}
 	select {
 	case s.line <- struct{}{}:
 	default:
@@ -115,6 +126,16 @@ func (s *server) answer(ctx context.Context, m *nats.Msg) {
 	}
 }
 
+// Answerable reports whether an asker can listen at reply. The bus does not check it: an answer sent
+// elsewhere would be said in this holder's name (facts/bus.md §2). What no answer was asked for is no ask.
+func Answerable(reply string) bool {
+	return strings.HasPrefix(reply, acrossAccounts) || strings.HasPrefix(reply, "_INBOX.")
+}
+
+// acrossAccounts begins the reply of an ask from another account: the server makes it, and lets no client
+// name one.
+const acrossAccounts = "_R_."
+
 // broken is what a caller hears of a fault in the program; the log has the rest.
 const broken = "a fault in the program of its holder, whose log says more"
 
@@ -126,7 +147,7 @@ func (s *server) run(ctx context.Context, m *nats.Msg) (r Reply) {
 			r = Reply{Failed: broken}
 		}
 	}()
-	v, err := s.h(ctx, who, m.Data)
+	v, err := s.route(m.Subject)(ctx, who, m.Data)
 	if err == nil {
 		r.Answer, err = json.Marshal(v)
 	}

@@ -9,6 +9,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -46,8 +48,20 @@ func Call(ctx context.Context, c *bus.Conn, s subject.Seat, v subject.Verb, args
 	return CallAt(ctx, c, subject.Tool(s, v), string(s), args, answer)
 }
 
+// CallNode asks verb v of the node seat s on node n. One that nobody answers, because the machine is away or
+// unknown, is met by errors.Is with nats.ErrNoResponders at once (SEA-11).
+func CallNode(ctx context.Context, c *bus.Conn, s subject.Seat, v subject.Verb, n subject.Node, args, answer any) error {
+	return callAt(ctx, c, subject.NodeTool(s, v, n), fmt.Sprintf("%s on %s", s, n), args, answer,
+		refusal.Newf("the ask", fmt.Sprintf("see when it was heard last: mesh-coordinator node show %s; and there: systemctl status mesh-agent", n), "nobody answers for %s on %s: the machine is away, or is none of this mesh", s, n))
+}
+
 // CallAt is Call at any subject; holder names who should answer there.
 func CallAt(ctx context.Context, c *bus.Conn, at, holder string, args, answer any) error {
+	return callAt(ctx, c, at, holder, args, answer,
+		refusal.New("the ask", "nobody holds "+holder+" now", "start the coordinator: systemctl status mesh-coordinator on its machine"))
+}
+
+func callAt(ctx context.Context, c *bus.Conn, at, holder string, args, answer any, nobody error) error {
 	b, err := json.Marshal(args)
 	if err != nil {
 		return fmt.Errorf("encode the ask: %w", err)
@@ -57,7 +71,7 @@ func CallAt(ctx context.Context, c *bus.Conn, at, holder string, args, answer an
 	got, err := c.Ask(ctx, m)
 	switch {
 	case errors.Is(err, nats.ErrNoResponders):
-		return fmt.Errorf("%w: %w", nats.ErrNoResponders, refusal.New("the ask", "nobody holds "+holder+" now", "start the coordinator: systemctl status mesh-coordinator on its machine"))
+		return fmt.Errorf("%w: %w", nats.ErrNoResponders, nobody)
 	case errors.Is(err, bus.ErrRefused):
 		return fmt.Errorf("%w: %w", bus.ErrRefused, refusal.New("the ask "+at, "this credential may not ask it", "use a credential whose role may, or ask an admin: mesh-coordinator operator issue"))
 	case err != nil:
@@ -96,8 +110,31 @@ func Typed[A, R any](fn func(ctx context.Context, who Caller, args A) (R, error)
 	}
 }
 
-// callerOf reads the header the server adds on a shared import, and overwrites when forged.
+// Required refuses an argument that lacks what its type t, a struct, says must be there, by the field's
+// name: what is neither omitempty nor omitzero.
+func Required(t reflect.Type, args []byte) error {
+	var given map[string]json.RawMessage
+	if len(args) > 0 {
+		if err := json.Unmarshal(args, &given); err != nil {
+			return nil // the strict decoder says what is wrong
+		}
+	}
+	for i := range t.NumField() {
+		name, options, _ := strings.Cut(t.Field(i).Tag.Get("json"), ",")
+		// null would leave the field as if it had not been there
+		if v, there := given[name]; !strings.Contains(options, "omit") && (!there || string(v) == "null") {
+			return refusal.New("the arguments", name+": is missing", "see the verb's schema: mesh-coordinator tool list --json")
+		}
+	}
+	return nil
+}
+
+// callerOf reads the header the server adds on a shared import, and overwrites when forged. An ask from the
+// same account passes no import: what stands there then is the caller's own word.
 func callerOf(m *nats.Msg) Caller {
+	if !strings.HasPrefix(m.Reply, acrossAccounts) {
+		return Caller{}
+	}
 	var info struct {
 		User string `json:"user"`
 	}

@@ -152,7 +152,7 @@ func (c *core) fresh() error {
 	if err != nil {
 		return err
 	}
-	c.comp = compose.New(c.store, compose.Options{Signer: c.keys.Signer, Coordinator: own, Rights: verbs.Rights, Clock: clock.Real()})
+	c.comp = compose.New(c.store, compose.Options{Signer: c.keys.Signer, Coordinator: own, Rights: verbs.Rights, OnNodes: verbs.OnNodes, Clock: clock.Real()})
 	return nil
 }
 
