@@ -37,6 +37,6 @@ func (h Host) openings(addresses []string) []rule.Allow {
 	for i, p := range ports {
 		all[i] = rule.Allow{Owner: records.BusOwner, Port: rule.Port{First: p, Last: p, Protocol: "tcp"}, From: rule.Anywhere()}
 	}
-	slices.SortFunc(all, byPort)
+	slices.SortFunc(all, rule.Allow.Compare)
 	return all
 }

@@ -143,10 +143,10 @@ func diffFilter(add addChange, had, next *declaration.Filter) {
 		if a.Owner == records.BusOwner {
 			what = openBus
 		}
-		add(owner(a), what, "", a.Port.String()+" from "+a.From.String())
+		add(owner(a), what, "", a.What()+" from "+a.From.String())
 	}
 	for _, a := range without(had.Allow, next.Allow) {
-		add(owner(a), "close", a.Port.String()+" from "+a.From.String(), "")
+		add(owner(a), "close", a.What()+" from "+a.From.String(), "")
 	}
 }
 

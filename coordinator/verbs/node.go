@@ -319,19 +319,11 @@ func openings(value string) (*[]rule.Allow, error) {
 		return &all, nil
 	}
 	for part := range strings.SplitSeq(value, ";") {
-		port, from, ok := strings.Cut(strings.TrimSpace(part), " from ")
-		if !ok {
-			return nil, refusal.New(fmt.Sprintf("admin=%q", value), fmt.Sprintf("%q does not say which port from where", strings.TrimSpace(part)),
-				`write admin="22/tcp from anywhere; 2222/tcp from 192.0.2.0/24", or admin=none to let nobody in`)
-		}
-		a := rule.Allow{Owner: records.AdminOwner}
-		var err error
-		if a.Port, err = rule.ParsePort(strings.TrimSpace(port)); err != nil {
+		a, err := rule.ParseAllow(part)
+		if err != nil {
 			return nil, err
 		}
-		if a.From, err = rule.ParseFrom(strings.TrimSpace(from)); err != nil {
-			return nil, err
-		}
+		a.Owner = records.AdminOwner
 		all = append(all, a)
 	}
 	return &all, nil

@@ -5,6 +5,8 @@ import (
 	"path"
 	"slices"
 	"strings"
+
+	"mesh/shared/rule"
 )
 
 var (
@@ -218,11 +220,18 @@ func (c *checker) users() {
 func (c *checker) firewall() {
 	seen := map[string]bool{}
 	for i, a := range c.m.Firewall.Allow {
-		rule := a.Port.String() + " from " + a.From.String()
-		if seen[rule] {
-			c.say(Index("firewall.allow", i), "%s stands here twice", clip(rule))
+		switch at := Index("firewall.allow", i); {
+		case a.Port == rule.Port{} && a.Protocol == 0:
+			c.say(at+".port", "is missing: it has to be there, or protocol has")
+			continue
+		case a.Port != rule.Port{} && a.Protocol != 0:
+			c.say(at+".protocol", "stands beside port: an opening has one of them")
 		}
-		seen[rule] = true
+		words := rule.Allow{Port: a.Port, Protocol: a.Protocol, From: a.From}.String()
+		if seen[words] {
+			c.say(Index("firewall.allow", i), "%s stands here twice", clip(strings.TrimPrefix(words, ": ")))
+		}
+		seen[words] = true
 	}
 }
 

@@ -190,8 +190,10 @@ type Firewall struct {
 
 // Allow is one opening.
 type Allow struct {
-	// A port or a range of ports: `80/tcp`, `9000-9010/udp`.
-	Port rule.Port `json:"port" mesh:"required"`
+	// A port or a range of ports: `80/tcp`, `9000-9010/udp`. Either this or `protocol` is there.
+	Port rule.Port `json:"port,omitzero"`
+	// A protocol without ports, whole, by name or number: `vrrp`, `esp`, `ah`, `gre`, `ospf`, `sctp`, `6in4`, `112`.
+	Protocol rule.Protocol `json:"protocol,omitzero"`
 	// Who may come: `anywhere`, `tunnel` (the other machines of the mesh), or addresses and prefixes
 	// with commas between them.
 	From rule.From `json:"from" mesh:"required"`

@@ -3,6 +3,7 @@
 package rule
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -124,13 +125,58 @@ func (f *From) UnmarshalText(b []byte) (err error) { *f, err = ParseFrom(string(
 // MarshalText writes String.
 func (f From) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
 
-// Allow is one opening: a port and who may come. Owner is the module that declares it, or "admin"
-// for the node's own way in (NET-7).
+// Allow is one opening: a port, or a protocol without ports, and who may come. Owner is the module that
+// declares it, or "admin" for the node's own way in (NET-7).
 type Allow struct {
 	Owner string `json:"owner"`
-	Port  Port   `json:"port"`
-	From  From   `json:"from"`
+	// Port or Protocol is given, never both.
+	Port     Port     `json:"port,omitzero"`
+	Protocol Protocol `json:"protocol,omitzero"`
+	From     From     `json:"from"`
+}
+
+// What is the port, or the protocol, as people write it: "80/tcp", "vrrp", "protocol 253".
+func (a Allow) What() string {
+	switch name := a.Protocol.String(); {
+	case a.Protocol == 0:
+		return a.Port.String()
+	case isNumber(name):
+		return "protocol " + name
+	default:
+		return name
+	}
+}
+
+func isNumber(s string) bool { return strings.Trim(s, "0123456789") == "" }
+
+// Compare orders by port, then by protocol, then by who may come; not by owner.
+func (a Allow) Compare(b Allow) int {
+	return cmp.Or(cmp.Compare(a.Port.First, b.Port.First), cmp.Compare(a.Port.Last, b.Port.Last), cmp.Compare(a.Port.Protocol, b.Port.Protocol),
+		cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.From.String(), b.From.String()))
+}
+
+// ParseAllow reads "22/tcp from anywhere" or "vrrp from 192.0.2.0/24". The owner is left empty.
+func ParseAllow(s string) (a Allow, err error) {
+	what, from, ok := strings.Cut(strings.TrimSpace(s), " from ")
+	if !ok {
+		return Allow{}, refusal.New(fmt.Sprintf("the packet rule %.80q", s), "it does not say what is open from where", `write it as "22/tcp from anywhere" or "vrrp from 192.0.2.0/24"`)
+	}
+	switch name, whole := strings.CutPrefix(strings.TrimSpace(what), "protocol "); {
+	case whole:
+		a.Protocol, err = ParseProtocol(strings.TrimSpace(name))
+	case strings.Contains(name, "/") || isNumber(name): // a number alone is a port that lacks its protocol
+		a.Port, err = ParsePort(name)
+	default:
+		a.Protocol, err = ParseProtocol(name)
+	}
+	if err != nil {
+		return Allow{}, err
+	}
+	if a.From, err = ParseFrom(strings.TrimSpace(from)); err != nil {
+		return Allow{}, err
+	}
+	return a, nil
 }
 
 // String is the rule in the manifest's words.
-func (a Allow) String() string { return fmt.Sprintf("%s: %s from %s", a.Owner, a.Port, a.From) }
+func (a Allow) String() string { return fmt.Sprintf("%s: %s from %s", a.Owner, a.What(), a.From) }

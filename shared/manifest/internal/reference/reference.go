@@ -72,6 +72,9 @@ func fields(t reflect.Type, docs map[string]string) ([]field, error) {
 
 // leaf says whether t is written as one text, and in which words if it has a list of them.
 func leaf(t reflect.Type) (words []string, is bool) {
+	if t == reflect.TypeFor[rule.Protocol]() {
+		return nil, true
+	}
 	switch t.Kind() {
 	case reflect.Struct:
 		return nil, t == reflect.TypeFor[rule.Port]() || t == reflect.TypeFor[rule.From]()

@@ -6,6 +6,7 @@ import (
 	"reflect"
 
 	"mesh/shared/manifest"
+	"mesh/shared/rule"
 )
 
 // Schema is the JSON Schema of module.yaml, for editors.
@@ -72,7 +73,7 @@ func of(t reflect.Type, said map[string]string) (schema, error) {
 			return schema{"type": "boolean"}, nil
 		case words != nil:
 			return schema{"enum": words}, nil
-		case t == reflect.TypeFor[string](), t == reflect.TypeFor[manifest.Mode]():
+		case t == reflect.TypeFor[string](), t == reflect.TypeFor[manifest.Mode](), t == reflect.TypeFor[rule.Protocol]():
 			// A number or a boolean in the place of a text is text as it is written.
 			return schema{"type": []string{"string", "number", "boolean"}}, nil
 		}
