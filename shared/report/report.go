@@ -42,6 +42,10 @@ type Report struct {
 	Uplinks []string `json:"uplinks,omitempty"`
 	Tunnel  string   `json:"tunnel,omitempty"`
 	Filter  *Filter  `json:"filter,omitempty"`
+	// Refusals are all that refuses traffic, whoever wrote it (NET-8).
+	Refusals *Refusals `json:"refusals,omitempty"`
+	// Converge is how the last converge or unconverge stands; nil when there was none (NET-9).
+	Converge *Converge `json:"converge,omitempty"`
 	// Drift is what was found changed by hand since the report before.
 	Drift []Drift `json:"drift,omitempty"`
 	// Strays are things with mesh's mark that nothing declares any more.
@@ -210,6 +214,8 @@ func (r *Report) shorten() {
 	if r.Filter != nil {
 		r.Filter.Why = Cut(r.Filter.Why, maxText)
 	}
+	r.Refusals.shorten()
+	r.Converge.shorten()
 	for i := range r.Problems {
 		r.Problems[i].Text = Cut(r.Problems[i].Text, maxText)
 	}
