@@ -74,6 +74,8 @@ type Filter struct {
 	Allow []rule.Allow `json:"allow"`
 	// Tunnel is the overlay link to the other machines, treated as outside (NET-2); empty: none.
 	Tunnel string `json:"tunnel,omitempty"`
+	// Converge hands the machine's packet filter to mesh; nil gives it back to what was there (NET-9).
+	Converge *Converge `json:"converge,omitempty"`
 }
 
 // Module is one instance: a module with its build and settings, as it shall run here.
@@ -131,6 +133,11 @@ func (d *Declaration) Check() error {
 	}
 	if d.Drift != Repair && d.Drift != ReportOnly {
 		return &strict.Error{Path: "drift", Why: fmt.Sprintf("is %q, expected repair or report", d.Drift)}
+	}
+	if d.Filter != nil {
+		if err := d.Filter.Converge.check(); err != nil {
+			return err
+		}
 	}
 	for i, m := range d.Modules {
 		at := func(field string) string { return fmt.Sprintf("modules[%d].%s", i, field) }
