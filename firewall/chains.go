@@ -49,23 +49,29 @@ func iifname(not bool, set string) term {
 	return term{text: text, loads: []load{meta(unix.NFT_META_IIFNAME)}, set: set, not: not}
 }
 
-func known() []line {
-	return []line{
+// known are the packets that meet no rule: what arrived over a link that is inside, by all that is known
+// of it or because a person said so of a name that is outside for others (trusted), and answers.
+func known(trusted bool) []line {
+	var lines []line
+	if trusted {
+		lines = []line{{match: []term{iifname(false, "inside")}, counter: true, verdict: accept, comment: "declared inside"}}
+	}
+	return append(lines, []line{
 		{match: []term{iifname(true, "outside")}, counter: true, verdict: accept, comment: "did not arrive from outside"},
 		{match: []term{ctState("established,related", ctEstablished|ctRelated)}, counter: true, verdict: accept, comment: "part of a known flow"},
-	}
+	}...)
 }
 
 // The policy is accept and the last line refuses what came from outside: loopback and containers
 // never depend on this table.
-func inputLines() []line {
-	return append(known(), line{verdict: jump("control")}, line{verdict: jump("declared")}, line{verdict: goTo("refuse")})
+func inputLines(trusted bool) []line {
+	return append(known(trusted), line{verdict: jump("control")}, line{verdict: jump("declared")}, line{verdict: goTo("refuse")})
 }
 
 // In forward a declared port counts only for what was published by DNAT: a neighbour that routes to
 // a container's address reaches nothing.
-func forwardLines() []line {
-	return append(known(),
+func forwardLines(trusted bool) []line {
+	return append(known(trusted),
 		line{match: []term{{text: "iifname . oifname @same_bridge", loads: []load{meta(unix.NFT_META_IIFNAME), meta(unix.NFT_META_OIFNAME)}, set: "same_bridge"}},
 			counter: true, verdict: accept, comment: "bridged, not routed"},
 		line{match: []term{{text: "ct status dnat", loads: []load{ct(unix.NFT_CT_STATUS)}, mask: native(ctDNAT), value: native(0), not: true}},

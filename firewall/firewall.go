@@ -42,6 +42,9 @@ var hardware = []string{"em*", "en*", "eth*", "ib*", "ppp*", "sl*", "usb*", "wl*
 type Filter struct {
 	// Outside are the links found to be outside, by name: uplinks and what counts as one.
 	Outside []string `json:"outside"`
+	// Inside are links a person declared inside, by name: they are not filtered, whatever their names are
+	// (NET-15). None of Outside or Tunnel may be among them.
+	Inside []string `json:"inside,omitempty"`
 	// Bridges are those of Outside that are bridges: what they bridge is not filtered.
 	Bridges []string `json:"bridges,omitempty"`
 	// Tunnel are the links to the other machines, treated as outside (NET-2).
@@ -58,11 +61,16 @@ func Compile(f Filter) (Table, error) {
 			"no link with a default route was found, so there is nothing to filter around",
 			"give the machine a default route; until then it keeps the filter it has")
 	}
-	for _, names := range [][]string{f.Outside, f.Bridges, f.Tunnel} {
+	for _, names := range [][]string{f.Outside, f.Inside, f.Bridges, f.Tunnel} {
 		for _, name := range names {
 			if err := checkLink(name); err != nil {
 				return Table{}, err
 			}
+		}
+	}
+	for _, name := range f.Inside {
+		if slices.Contains(f.Outside, name) || slices.Contains(f.Tunnel, name) {
+			return Table{}, refusal.New("a packet filter with "+name+" inside", "it is outside, too", "name it once")
 		}
 	}
 	groups, err := gather(f.Allow)
@@ -70,12 +78,13 @@ func Compile(f Filter) (Table, error) {
 		return Table{}, err
 	}
 	t := Table{sets: linkSets(f)}
+	trusted := len(f.Inside) > 0
 	t.sets = append(t.sets, controlSets()...)
 	sets, lines := declare(groups)
 	t.sets = append(t.sets, sets...)
 	t.chains = []chain{
-		{name: "input", hook: hookInput, lines: inputLines()},
-		{name: "forward", hook: hookForward, lines: forwardLines()},
+		{name: "input", hook: hookInput, lines: inputLines(trusted)},
+		{name: "forward", hook: hookForward, lines: forwardLines(trusted)},
 		{name: "control", lines: controlLines()},
 		{name: "declared", lines: lines},
 		{name: "refuse", lines: refuseLines()},
@@ -112,6 +121,12 @@ func linkSets(f Filter) []set {
 		{name: "outside", kind: kindLink, interval: true},
 		{name: "tunnel", kind: kindLink},
 		{name: "same_bridge", kind: kindLinkPair},
+	}
+	if len(f.Inside) > 0 {
+		sets = append(sets, set{name: "inside", kind: kindLink})
+		for _, name := range names(f.Inside) {
+			sets[3].elements = append(sets[3].elements, linkElement(name))
+		}
 	}
 	for _, name := range names(outside) {
 		sets[0].elements = append(sets[0].elements, linkElement(name))
