@@ -177,11 +177,19 @@ func (c *Coordinator) startBus(ctx context.Context, mesh records.Mesh, listen st
 
 // parts makes what works on the bus.
 func (c *Coordinator) parts(mesh records.Mesh) (err error) {
-	if c.push, err = push.New(push.Config{Conn: c.conn, Records: c.records, Clock: c.cfg.Clock, Log: c.cfg.Log}); err != nil {
+	if c.push, err = push.New(push.Config{Conn: c.conn, Records: c.records, Known: c.records.Known, Clock: c.cfg.Clock, Log: c.cfg.Log}); err != nil {
 		return err
 	}
 	heard := func(x records.Heard, r *report.Report) { c.push.Heard(x.Node, r.Apply) }
-	if c.hear, err = hear.New(hear.Config{Mesh: mesh.ID, Conn: c.conn, Records: c.records, Heard: heard, Clock: c.cfg.Clock, Log: c.cfg.Log, Rand: c.cfg.Rand}); err != nil {
+	beat := func(n subject.Node, b report.Heartbeat) {
+		if !c.push.Follows(n) {
+			return
+		}
+		if a, ok := c.records.Stands(n, b.Report, b.Seq); ok { // what it said before is its answer
+			c.push.Heard(n, report.Apply{Seq: a.Seq, Outcome: a.Outcome, Refused: a.Refused, TookMS: a.TookMS})
+		}
+	}
+	if c.hear, err = hear.New(hear.Config{Mesh: mesh.ID, Conn: c.conn, Records: c.records, Heard: heard, Beat: beat, Clock: c.cfg.Clock, Log: c.cfg.Log, Rand: c.cfg.Rand}); err != nil {
 		return err
 	}
 	tell := func(who string) func() {

@@ -3,6 +3,7 @@ package coordinator_test
 import (
 	"context"
 	"crypto/rand"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -129,6 +130,62 @@ func TestFromInvitationToARunningModule(t *testing.T) {
 	who := ask[controller.ChangesAnswer](t, c, controller.Changes, controller.ChangesAsk{})
 	if who.Changes[0].What != "push" || who.Changes[0].Who != "operator-ada" || who.Changes[0].Why != "again" {
 		t.Errorf("the journal's newest is %+v", who.Changes[0])
+	}
+}
+
+// TestAReportThatStandsAnswersAPush: the node is told which of its reports is known, and its heartbeat names
+// it; one that names another, or another declaration, is no answer.
+func TestAReportThatStandsAnswersAPush(t *testing.T) {
+	t.Parallel()
+	m := startMesh(t)
+	c := m.client(t, m.operator)
+	db1 := newMachine(t, "db1")
+	db1.join(t, c)
+	for seq := uint64(0); ; { // its uplinks, once it said them, give it a filter
+		first := ask[controller.Push](t, c, controller.PushSend, controller.PushAsk{All: true, Why: "first"})
+		done, err := c.Watch(t.Context(), first, soon, nil)
+		if err != nil || done.Counts[controller.PushApplied] != 1 {
+			t.Fatalf("the first push ended as %+v, %v", done, err)
+		}
+		if done.Nodes[0].Seq == seq {
+			break
+		}
+		seq = done.Nodes[0].Seq
+	}
+	db1.says = func(*declaration.Declaration) report.Apply { return report.Apply{} } // from now on it says nothing
+	heard, err := db1.conn.NATS().SubscribeSync(subject.Declaration("db1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	again := ask[controller.Push](t, c, controller.PushSend, controller.PushAsk{All: true, Why: "again"})
+	msg, err := heard.NextMsg(soon)
+	if err != nil || msg.Header.Get(report.KnownHeader) == "" {
+		t.Fatalf("the declaration says %v, %v; expected the number of the report that is known", msg, err)
+	}
+	last := func() uint64 { // it may still answer what it read back
+		db1.mu.Lock()
+		defer db1.mu.Unlock()
+		return db1.number
+	}
+	seq := again.Nodes[0].Seq
+	for _, tt := range []struct {
+		seq   uint64
+		of    func() uint64
+		state controller.PushState
+	}{
+		{seq, func() uint64 { return 0 }, controller.PushSent},
+		{seq, func() uint64 { return last() + 1 }, controller.PushSent},
+		{seq + 1, last, controller.PushSent},
+		{seq, last, controller.PushApplied},
+	} {
+		waitfor.True(t, fmt.Sprintf("the push to be %s after a heartbeat of seq %d", tt.state, tt.seq), soon, func() (bool, any) {
+			b, err := json.Marshal(report.Heartbeat{At: db1.clk.Now().UnixMilli(), Seq: tt.seq, Report: tt.of()})
+			if err == nil {
+				err = db1.conn.Say(subject.Heartbeat("db1"), b)
+			}
+			p := ask[controller.Push](t, c, controller.PushShow, controller.PushShowAsk{ID: again.ID})
+			return err == nil && p.Counts[tt.state] == 1, p.Counts
+		})
 	}
 }
 

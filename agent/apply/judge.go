@@ -61,7 +61,8 @@ func (e *Engine) carry(ctx context.Context, w *work) (Result, error) {
 	return e.keep(result), nil
 }
 
-// record writes the outcome down, in one lazy commit; where nothing is new, nothing.
+// record takes the outcome down; it is written with the report about it, or by the store's Flush. Where
+// nothing is new nothing is.
 func (e *Engine) record(ctx context.Context, r *run, result Result) error {
 	b := r.outcome
 	b.Modules, b.Drift = result.Modules, result.Drift
@@ -74,10 +75,10 @@ func (e *Engine) record(ctx context.Context, r *run, result Result) error {
 		b.Past = &state.Past{Seq: result.Seq, Outcome: result.Outcome, Why: why, Steps: result.Steps, Took: result.Took}
 	}
 	e.cfg.FailPoint(beforeOutcome)
-	err := e.cfg.Store.Done(ctx, b)
+	e.cfg.Store.Stage(b)
 	e.cfg.FailPoint(afterOutcome)
-	if err != nil || result.Refused == nil || last.Refused != nil && *last.Refused == *result.Refused {
-		return err
+	if result.Refused == nil || last.Refused != nil && *last.Refused == *result.Refused {
+		return nil
 	}
 	e.cfg.Log.Warn("the machine is not as declared; it is tried again", "seq", result.Seq, "err", oneLine(result.Refused))
 	return e.cfg.Store.AddProblem(ctx, oneLine(result.Refused))

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"strconv"
 	"sync"
 	"time"
 
@@ -46,7 +47,7 @@ type Heard struct {
 // outbox is the store's part the link needs.
 type outbox interface {
 	Next(ctx context.Context, n int) ([]state.Out, error)
-	Acked(ctx context.Context, ids ...string) error
+	Acked(ctx context.Context, all ...state.Out) error
 }
 
 // Config is what a Link works with.
@@ -56,6 +57,9 @@ type Config struct {
 	Outbox outbox
 	// Alive makes the heartbeat's content.
 	Alive func() report.Heartbeat
+	// Stands says of a declaration that was sent that the node holds it, and that known is the number of its
+	// last report: then a heartbeat is the whole answer. nil for never. It must not block.
+	Stands func(signed declaration.Signed, known uint64) bool
 	// Emptied is called when all that waited was sent; nil for nobody. It must not block.
 	Emptied func()
 	Clock   clock.Clock
@@ -160,6 +164,11 @@ func (l *Link) follow(ctx context.Context) error {
 		if bus.Stray(m) {
 			return // a neighbour had its answer sent here
 		}
+		if l.stands(m) {
+			if err := l.Beat(l.cfg.Alive()); err == nil {
+				return
+			}
+		}
 		l.heard.put(Heard{Signed: m.Data, Pushed: true})
 	}, func() {
 		l.heard.anew()
@@ -168,6 +177,11 @@ func (l *Link) follow(ctx context.Context) error {
 		default:
 		}
 	})
+}
+
+func (l *Link) stands(m *nats.Msg) bool {
+	known, err := strconv.ParseUint(m.Header.Get(report.KnownHeader), 10, 64)
+	return err == nil && known > 0 && l.cfg.Stands != nil && l.cfg.Stands(m.Data, known)
 }
 
 func (l *Link) readBack(ctx context.Context, look <-chan struct{}) {
@@ -294,7 +308,7 @@ func (l *Link) sendSome(ctx context.Context) (more bool, err error) {
 		if err := l.cfg.Conn.Publish(ctx, o.Subject, o.Body, o.ID); err != nil {
 			return false, err
 		}
-		if err := l.cfg.Outbox.Acked(ctx, o.ID); err != nil {
+		if err := l.cfg.Outbox.Acked(ctx, o); err != nil {
 			return false, err
 		}
 	}

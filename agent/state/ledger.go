@@ -105,54 +105,134 @@ type Batch struct {
 	Past *Past
 }
 
+// staged is what the mirror has and the file not yet. It is bounded by what it is about.
+type staged struct {
+	put    map[string]Row
+	gone   map[string]bool
+	before map[string]report.Module
+	drift  []report.Drift
+	past   []Past
+}
+
 // Done writes what became of intents, lazily: after a power cut they are found again by looking. Where
 // nothing is new nothing is written.
 func (s *Store) Done(ctx context.Context, b Batch) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if !s.stage(b) {
+		return nil
+	}
+	return s.flush(ctx)
+}
+
+// Stage is Done that is written together with what is put into the outbox next, or by Flush. A process that
+// dies before finds it again by looking, as after a power cut.
+func (s *Store) Stage(b Batch) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stage(b)
+}
+
+// Flush writes what is staged; where nothing is, nothing.
+func (s *Store) Flush(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.flush(ctx)
+}
+
+// stage takes b into the mirror and reports whether anything of it is new. It holds mu.
+func (s *Store) stage(b Batch) bool {
 	next := s.modules
 	if b.Modules != nil {
 		next = s.nextModules(b.Modules)
 	}
 	if len(b.Put) == 0 && len(b.Delete) == 0 && len(b.Drift) == 0 && b.Past == nil && maps.Equal(s.modules, next) {
-		return nil
+		return false
 	}
 	now := s.clock.Now().UTC().Truncate(time.Millisecond)
-	err := s.db().WriteLazy(ctx, func(tx *sql.Tx) error {
-		for _, id := range b.Delete {
-			if _, err := tx.ExecContext(ctx, `DELETE FROM ledger WHERE id = ?`, id); err != nil {
-				return err
-			}
-		}
-		if err := putRows(ctx, tx, b.Put, now); err != nil {
-			return err
-		}
-		if err := s.putModules(ctx, tx, next); err != nil {
-			return err
-		}
-		if err := putDrift(ctx, tx, b.Drift); err != nil {
-			return err
-		}
-		if b.Past != nil {
-			return putPast(ctx, tx, *b.Past, now)
-		}
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("write the outcome: %w", err)
+	if s.staged == nil {
+		s.staged = &staged{put: map[string]Row{}, gone: map[string]bool{}, before: s.modules}
 	}
+	s.staged.add(b, now)
 	s.modules = next
 	for _, d := range b.Drift {
 		s.drift.add(d)
 	}
 	s.mirror(b.Put, b.Delete, now)
+	return true
+}
+
+func (w *staged) add(b Batch, now time.Time) {
+	for _, id := range b.Delete {
+		delete(w.put, id)
+		w.gone[id] = true
+	}
+	for _, r := range b.Put {
+		r.At = now
+		w.put[r.ID] = r
+	}
+	w.drift = append(w.drift, b.Drift...)
+	w.drift = w.drift[max(0, len(w.drift)-MaxDrift):]
+	if b.Past != nil {
+		p := *b.Past
+		p.At = now
+		w.past = append(w.past, p)
+		w.past = w.past[max(0, len(w.past)-MaxHistory):]
+	}
+}
+
+// flush holds mu.
+func (s *Store) flush(ctx context.Context) error {
+	if s.staged == nil {
+		return nil
+	}
+	if err := s.db().WriteLazy(ctx, func(tx *sql.Tx) error { return s.putStaged(ctx, tx) }); err != nil {
+		return fmt.Errorf("write the outcome: %w", err)
+	}
+	s.staged = nil
+	return nil
+}
+
+// putStaged writes what is staged, and leaves forgetting it to who commits. It holds mu.
+func (s *Store) putStaged(ctx context.Context, tx *sql.Tx) error {
+	w := s.staged
+	if w == nil {
+		return nil
+	}
+	for id := range w.gone {
+		if _, err := tx.ExecContext(ctx, `DELETE FROM ledger WHERE id = ?`, id); err != nil {
+			return err
+		}
+	}
+	if err := putRows(ctx, tx, slices.Collect(maps.Values(w.put))); err != nil {
+		return err
+	}
+	if err := putModules(ctx, tx, w.before, s.modules); err != nil {
+		return err
+	}
+	if err := putDrift(ctx, tx, w.drift); err != nil {
+		return err
+	}
+	for _, p := range w.past {
+		if err := putPast(ctx, tx, p); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
 // Intend writes intents that come with no declaration: of a repair, or of what could not be done before.
 func (s *Store) Intend(ctx context.Context, rows []Row) error { return s.Done(ctx, Batch{Put: rows}) }
 
-func putRows(ctx context.Context, tx *sql.Tx, rows []Row, now time.Time) (err error) {
+func dated(rows []Row, now time.Time) []Row {
+	out := slices.Clone(rows)
+	for i := range out {
+		out[i].At = now
+	}
+	return out
+}
+
+func putRows(ctx context.Context, tx *sql.Tx, rows []Row) (err error) {
 	if len(rows) == 0 {
 		return nil
 	}
@@ -164,7 +244,7 @@ func putRows(ctx context.Context, tx *sql.Tx, rows []Row, now time.Time) (err er
 	defer func() { _ = put.Close() }() // the transaction's end closes it anyway
 	for _, r := range rows {
 		if _, err := put.ExecContext(ctx, r.ID, r.Module, r.Kind, string(r.Phase), r.Made, r.Keep, r.Sum, r.Want, r.Trigger, r.WantTrigger,
-			now.UnixMilli(), r.mark()); err != nil {
+			r.At.UnixMilli(), r.mark()); err != nil {
 			return fmt.Errorf("%s: %w", r.ID, err)
 		}
 	}

@@ -55,6 +55,9 @@ func (s *Store) Put(ctx context.Context, o Out) (Out, error) {
 	defer s.mu.Unlock()
 	rows, bytes, dropped := s.rows+1, s.bytes+int64(len(o.Body)), uint64(0)
 	err = s.db().WriteLazy(ctx, func(tx *sql.Tx) error {
+		if err := s.putStaged(ctx, tx); err != nil {
+			return err
+		}
 		if err := deleteOut(ctx, tx, s.acked); err != nil {
 			return err
 		}
@@ -72,7 +75,7 @@ func (s *Store) Put(ctx context.Context, o Out) (Out, error) {
 	if err != nil {
 		return Out{}, fmt.Errorf("put a %s into the outbox: %w", o.Kind, err)
 	}
-	s.rows, s.bytes, s.dropped, s.acked = rows, bytes, s.dropped+dropped, nil
+	s.rows, s.bytes, s.dropped, s.acked, s.staged = rows, bytes, s.dropped+dropped, nil, nil
 	if s.whole = s.whole && dropped == 0 && len(s.waiting) < mirrored; s.whole {
 		s.waiting = append(s.waiting, o)
 	} else {
@@ -81,9 +84,9 @@ func (s *Store) Put(ctx context.Context, o Out) (Out, error) {
 	return o, nil
 }
 
-func deleteOut(ctx context.Context, tx *sql.Tx, ids []string) error {
-	for _, id := range ids {
-		if _, err := tx.ExecContext(ctx, `DELETE FROM outbox WHERE id = ?`, id); err != nil {
+func deleteOut(ctx context.Context, tx *sql.Tx, all []Out) error {
+	for _, o := range all {
+		if _, err := tx.ExecContext(ctx, `DELETE FROM outbox WHERE n = ? AND id = ?`, o.N, o.ID); err != nil {
 			return err
 		}
 	}
@@ -156,21 +159,21 @@ func (s *Store) Next(ctx context.Context, n int) ([]Out, error) {
 	return out, nil
 }
 
-// Acked removes messages the bus has acknowledged, by id. It is written lazily: after a power cut they
+// Acked removes messages the bus has acknowledged, by N and ID. It is written lazily: after a power cut they
 // are sent again under the same id. A report is taken out of the file with the next write only: one that
 // is sent once more says nothing new, by its number.
-func (s *Store) Acked(ctx context.Context, ids ...string) error {
+func (s *Store) Acked(ctx context.Context, all ...Out) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := make([]string, 0, len(ids))
-	for _, id := range ids {
-		i := slices.IndexFunc(s.waiting, func(o Out) bool { return o.ID == id })
+	now := make([]Out, 0, len(all))
+	for _, o := range all {
+		i := slices.IndexFunc(s.waiting, func(w Out) bool { return w.ID == o.ID })
 		if !s.whole || i >= 0 && s.waiting[i].Kind != KindReport {
-			now = append(now, id)
+			now = append(now, o)
 			continue
 		}
 		if i >= 0 {
-			s.acked = append(s.acked, id)
+			s.acked = append(s.acked, Out{N: o.N, ID: o.ID})
 			s.takeOut(i)
 		}
 	}
@@ -189,15 +192,15 @@ func (s *Store) takeOut(i int) {
 }
 
 // ackedNow removes messages from the file at once. It holds mu.
-func (s *Store) ackedNow(ctx context.Context, ids []string) error {
-	if len(ids) == 0 {
+func (s *Store) ackedNow(ctx context.Context, all []Out) error {
+	if len(all) == 0 {
 		return nil
 	}
 	rows, bytes := s.rows, s.bytes
 	err := s.db().WriteLazy(ctx, func(tx *sql.Tx) error {
-		for _, id := range ids {
+		for _, o := range all {
 			var size int64
-			err := tx.QueryRowContext(ctx, `DELETE FROM outbox WHERE id = ? RETURNING length(body)`, id).Scan(&size)
+			err := tx.QueryRowContext(ctx, `DELETE FROM outbox WHERE n = ? AND id = ? RETURNING length(body)`, o.N, o.ID).Scan(&size)
 			if errors.Is(err, sql.ErrNoRows) {
 				continue // acknowledged before
 			}
@@ -212,16 +215,18 @@ func (s *Store) ackedNow(ctx context.Context, ids []string) error {
 		return fmt.Errorf("acknowledge in the outbox: %w", err)
 	}
 	s.rows, s.bytes = rows, bytes
-	s.waiting = slices.DeleteFunc(s.waiting, func(o Out) bool { return slices.Contains(ids, o.ID) })
+	s.waiting = slices.DeleteFunc(s.waiting, func(w Out) bool {
+		return slices.ContainsFunc(all, func(o Out) bool { return o.ID == w.ID })
+	})
 	s.whole = s.whole || rows == 0
 	return nil
 }
 
-// forgetAcked takes out of the file what the bus has.
-func (s *Store) forgetAcked(ctx context.Context) error {
+// settle writes what waited for the next occasion.
+func (s *Store) settle(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.deleteAcked(ctx)
+	return errors.Join(s.flush(ctx), s.deleteAcked(ctx))
 }
 
 // deleteAcked holds mu.

@@ -14,16 +14,16 @@ func TestOutboxHandsOutWhatWaits(t *testing.T) {
 	ctx, b := t.Context(), newBed(t)
 	s := b.open()
 	r := rand.New(rand.NewPCG(1, 2))
-	var want []string
+	var want []state.Out
 	for i := range 600 {
 		switch k := r.IntN(20); {
 		case k < 9:
 			kind := []string{state.KindReport, state.KindReport, "event"}[r.IntN(3)]
 			o := ok(s.Put(ctx, state.Out{Subject: "s", Kind: kind, Body: fmt.Append(nil, i)}))(t)
-			want = append(want, o.ID)
+			want = append(want, o)
 		case k < 18 && len(want) > 0:
 			n := min(1+r.IntN(3), len(want))
-			if err := s.Acked(ctx, append([]string{"unknown"}, want[:n]...)...); err != nil {
+			if err := s.Acked(ctx, append([]state.Out{{N: 1, ID: "unknown"}}, want[:n]...)...); err != nil {
 				t.Fatal(err)
 			}
 			want = slices.Delete(want, 0, n)
@@ -33,11 +33,8 @@ func TestOutboxHandsOutWhatWaits(t *testing.T) {
 			}
 			s = b.open()
 		}
-		var got []string
-		for _, o := range ok(s.Next(ctx, 1000))(t) {
-			got = append(got, o.ID)
-		}
-		if !slices.Equal(got, want) || s.Depth() != len(want) {
+		got := ok(s.Next(ctx, 1000))(t)
+		if !slices.EqualFunc(got, want, func(a, b state.Out) bool { return a.ID == b.ID && a.N == b.N }) || s.Depth() != len(want) {
 			t.Fatalf("step %d: %d wait (%d by depth), want %d", i, len(got), s.Depth(), len(want))
 		}
 	}
@@ -49,7 +46,7 @@ func TestAnAcknowledgedReportIsSentAtMostOnceMore(t *testing.T) {
 	before := walSize(t, b.path)
 	first := ok(s.Put(ctx, state.Out{Subject: "s", Kind: state.KindReport, Body: []byte("a")}))(t)
 	put := walSize(t, b.path)
-	if err := s.Acked(ctx, first.ID); err != nil || s.Depth() != 0 {
+	if err := s.Acked(ctx, first); err != nil || s.Depth() != 0 {
 		t.Fatalf("depth %d, %v", s.Depth(), err)
 	}
 	if put == before || walSize(t, b.path) != put {
@@ -67,7 +64,7 @@ func TestAnAcknowledgedReportIsSentAtMostOnceMore(t *testing.T) {
 	if err := killed.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Acked(ctx, second.ID); err != nil {
+	if err := s.Acked(ctx, second); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Close(); err != nil {

@@ -33,9 +33,9 @@ func (s *Store) nextModules(modules []report.Module) map[string]report.Module {
 	return next
 }
 
-// putModules writes what differs from what is known. It holds mu.
-func (s *Store) putModules(ctx context.Context, tx *sql.Tx, next map[string]report.Module) error {
-	for name := range s.modules {
+// putModules writes what differs from before.
+func putModules(ctx context.Context, tx *sql.Tx, before, next map[string]report.Module) error {
+	for name := range before {
 		if _, ok := next[name]; !ok {
 			if _, err := tx.ExecContext(ctx, `DELETE FROM module WHERE name = ?`, name); err != nil {
 				return err
@@ -43,7 +43,7 @@ func (s *Store) putModules(ctx context.Context, tx *sql.Tx, next map[string]repo
 		}
 	}
 	for name, m := range next {
-		if s.modules[name] == m {
+		if before[name] == m {
 			continue
 		}
 		if _, err := tx.ExecContext(ctx, `INSERT INTO module (name, build, state, detail, since, restarts) VALUES (?,?,?,?,?,?)
@@ -163,13 +163,16 @@ type Past struct {
 	At      time.Time
 }
 
-func putPast(ctx context.Context, tx *sql.Tx, p Past, now time.Time) error {
+func putPast(ctx context.Context, tx *sql.Tx, p Past) error {
 	return ring(ctx, tx, "history", MaxHistory, `INSERT INTO history (seq, outcome, why, steps, took, at) VALUES (?,?,?,?,?,?)`,
-		int64(p.Seq), string(p.Outcome), p.Why, p.Steps, p.Took.Milliseconds(), now.UnixMilli())
+		int64(p.Seq), string(p.Outcome), p.Why, p.Steps, p.Took.Milliseconds(), p.At.UnixMilli())
 }
 
 // History is the last n applies, newest first.
 func (s *Store) History(ctx context.Context, n int) ([]Past, error) {
+	if err := s.Flush(ctx); err != nil {
+		return nil, err
+	}
 	return query(ctx, s.db(), func(rows *sql.Rows) (p Past, err error) {
 		var took, at int64
 		err = rows.Scan(&p.Seq, &p.Outcome, &p.Why, &p.Steps, &took, &at)

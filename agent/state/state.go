@@ -78,7 +78,8 @@ type Store struct {
 	bytes    int64 // of those
 	waiting  []Out // all of those, when whole
 	whole    bool
-	acked    []string // ids of reports that the bus has, and the file still
+	acked    []Out   // reports that the bus has, and the file still
+	staged   *staged // outcomes that the mirror has, and the file not yet; nil for none
 	dropped  uint64
 	problems lately[report.Problem]
 	drift    lately[report.Drift]
@@ -119,7 +120,7 @@ func Open(ctx context.Context, c Config) (*Store, error) {
 	if err := s.load(ctx, true); err != nil {
 		return nil, errors.Join(fmt.Errorf("read the store %s: %w", c.Path, err), db.Close())
 	}
-	s.tidy = func() error { return s.forgetAcked(context.WithoutCancel(ctx)) }
+	s.tidy = func() error { return s.settle(context.WithoutCancel(ctx)) }
 	if err := s.reserve(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("reserve report numbers: %w", err), db.Close())
 	}
@@ -213,6 +214,9 @@ func (s *Store) Accept(ctx context.Context, seq uint64, digest string, signed []
 	}
 	now := s.clock.Now().UTC().Truncate(time.Millisecond)
 	err = s.db().Write(ctx, func(tx *sql.Tx) error {
+		if err := s.putStaged(ctx, tx); err != nil {
+			return err
+		}
 		if _, err := tx.ExecContext(ctx, `INSERT INTO declaration (seq, digest, signed, accepted) VALUES (?, ?, ?, ?)`,
 			int64(seq), digest, signed, now.UnixMilli()); err != nil {
 			return err
@@ -223,11 +227,12 @@ func (s *Store) Accept(ctx context.Context, seq uint64, digest string, signed []
 				return err
 			}
 		}
-		return putRows(ctx, tx, intents, now)
+		return putRows(ctx, tx, dated(intents, now))
 	})
 	if err != nil {
 		return false, fmt.Errorf("accept declaration %d: %w", seq, err)
 	}
+	s.staged = nil
 	s.newest = Accepted{Seq: seq, Digest: digest, At: now}
 	if s.held++; s.held > Kept+slack {
 		s.held = Kept

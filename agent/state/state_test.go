@@ -190,7 +190,7 @@ func TestOutboxIsBoundedAndOrdered(t *testing.T) {
 	if n := ok(s.Dropped(ctx))(t); n != 51 {
 		t.Errorf("%d dropped, want 51", n)
 	}
-	if err := s.Acked(ctx, all[0].ID, all[1].ID, "unknown"); err != nil {
+	if err := s.Acked(ctx, all[0], all[1], state.Out{N: all[2].N, ID: "unknown"}); err != nil {
 		t.Fatal(err)
 	}
 	if s.Depth() != state.MaxOutRows-2 {

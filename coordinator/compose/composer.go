@@ -105,7 +105,8 @@ func New(store *records.Store, o Options) *Composer {
 	return &Composer{store: store, o: o, turn: make(chan struct{}, 1)}
 }
 
-// Node composes one node, with a new seq when its content is new; that is on disk when it returns.
+// Node composes one node, with a new seq when its content is new; that is kept when it returns, and on disk
+// with the next synced write of the records (records.Store.KeepDeclared).
 func (c *Composer) Node(ctx context.Context, name subject.Node) (Composed, error) {
 	var one Composed
 	err := c.Nodes(ctx, []subject.Node{name}, func(all []Composed) error { one = all[0]; return nil })
@@ -115,7 +116,7 @@ func (c *Composer) Node(ctx context.Context, name subject.Node) (Composed, error
 	return one, one.Err
 }
 
-// Nodes composes the nodes named and hands them to emit in batches, each once it is on disk. An unknown
+// Nodes composes the nodes named and hands them to emit in batches, each once it is kept, as Node does. An unknown
 // name refuses the whole before anything is composed; so does an empty selection (PSH-11). Nothing else
 // gives seqs until it returns: emit must not compose.
 func (c *Composer) Nodes(ctx context.Context, names []subject.Node, emit func([]Composed) error) error {

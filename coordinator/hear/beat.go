@@ -77,7 +77,10 @@ func (h *Hearer) follow(ctx context.Context) error {
 		}
 		now := h.cfg.Clock.Now()
 		h.mu.Lock()
-		defer h.mu.Unlock()
 		h.beats[node] = Beat{Seen: now, Offset: time.UnixMilli(b.At).Sub(now), Seq: b.Seq, Leaving: b.Leaving}
+		h.mu.Unlock()
+		if h.cfg.Beat != nil {
+			h.cfg.Beat(node, b)
+		}
 	}, nil)
 }

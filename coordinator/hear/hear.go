@@ -52,6 +52,8 @@ type Config struct {
 	Records store
 	// Heard is told of each report of a known node once it is recorded, in order; it must not block.
 	Heard func(records.Heard, *report.Report)
+	// Beat is told of each heartbeat of a node; nil for nobody. It must not block.
+	Beat  func(subject.Node, report.Heartbeat)
 	Clock clock.Clock
 	Log   *slog.Logger
 	// Rand makes the unguessable ids of events.

@@ -38,6 +38,13 @@ func (e *Engine) Heard(node subject.Node, a report.Apply) {
 	}
 }
 
+// Follows says whether a push waits for a word of node.
+func (e *Engine) Follows(node subject.Node) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.byNode[node]) > 0
+}
+
 // judge says what an account of seq a.Seq means for a node that was sent seq.
 func judge(seq uint64, a report.Apply) (state controller.PushState, why *refusal.Refusal, note string) {
 	if a.Seq > seq {

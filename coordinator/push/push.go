@@ -25,6 +25,7 @@ import (
 	"mesh/shared/controller"
 	"mesh/shared/declaration"
 	"mesh/shared/refusal"
+	"mesh/shared/report"
 	"mesh/shared/subject"
 )
 
@@ -67,8 +68,11 @@ type sends interface {
 type Config struct {
 	Conn    *bus.Conn
 	Records sends
-	Clock   clock.Clock
-	Log     *slog.Logger
+	// Known is the number of the last report of a node that the records hold, 0 for none; it is said with
+	// each declaration, so that a node whose word stands needs not repeat it. nil for none. It must not block.
+	Known func(subject.Node) uint64
+	Clock clock.Clock
+	Log   *slog.Logger
 }
 
 // Engine sends and follows.
@@ -280,6 +284,11 @@ func (e *Engine) put(p *push, i int, next *pending) bool {
 		m := nats.NewMsg(subject.Declaration(it.Node))
 		m.Data = it.Signed
 		m.Header.Set(Seq, strconv.FormatUint(it.Seq, 10))
+		if e.cfg.Known != nil {
+			if number := e.cfg.Known(it.Node); number > 0 {
+				m.Header.Set(report.KnownHeader, strconv.FormatUint(number, 10))
+			}
+		}
 		next.ack, next.err = e.js.PublishMsgAsync(m, jetstream.WithStallWait(bus.PublishBound))
 	}
 	return true

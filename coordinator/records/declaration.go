@@ -62,9 +62,11 @@ func (p Packed) unpack() (declaration.Signed, error) {
 // ErrStale is met by errors.Is when a declaration's seq does not grow.
 var ErrStale = errors.New("composed from records that have changed since")
 
-// KeepDeclared keeps new declarations as the last ones, in one transaction that is on disk when it
-// returns: only then may they be sent, for a seq is never given twice. One of a node that was removed
-// meanwhile is dropped.
+// KeepDeclared keeps new declarations as the last ones, in one transaction. It survives the death of this
+// process at once, and a power cut with the next synced write: that is the note in the journal without which
+// nothing is sent, so a push costs one sync. A seq that a power cut takes was never sent, and may be given
+// again. One of a node that was removed meanwhile is dropped; one whose seq does not grow is ErrStale, and
+// then nothing is kept.
 func (s *Store) KeepDeclared(ctx context.Context, all []NewDeclared) error {
 	if len(all) == 0 {
 		return nil
@@ -72,7 +74,7 @@ func (s *Store) KeepDeclared(ctx context.Context, all []NewDeclared) error {
 	// In the order of the file: neighbours share pages.
 	all = slices.SortedFunc(slices.Values(all), func(a, b NewDeclared) int { return cmp.Compare(a.Node.id, b.Node.id) })
 	now := s.clk.Now().UnixMilli()
-	err := s.db.Write(ctx, func(t *sql.Tx) error {
+	err := s.db.WriteLazy(ctx, func(t *sql.Tx) error {
 		if err := keepRows(ctx, t, all, now); err != nil {
 			return err
 		}

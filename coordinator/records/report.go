@@ -203,6 +203,23 @@ func (s *Store) keptOf(ctx context.Context, node subject.Node) (k kept, known bo
 	return k, true, nil
 }
 
+// Known is the number of the last report of node that is remembered; 0 for none, or one that was not asked
+// for since the start. It costs no query.
+func (s *Store) Known(node subject.Node) uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.kept[node].number
+}
+
+// Stands is the account of applying that node's report of that number left, while it is the last one
+// remembered and about declaration seq: the node said that it stands. It costs no query.
+func (s *Store) Stands(node subject.Node, number, seq uint64) (a Account, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k, ok := s.kept[node]
+	return k.account, ok && number > 0 && k.number == number && k.account.Seq == seq
+}
+
 // readKept reads what the file has of a node's word.
 func readKept(ctx context.Context, q querier, node subject.Node) (kept, error) {
 	var k kept

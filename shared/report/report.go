@@ -137,6 +137,8 @@ type Filter struct {
 	Why     string `json:"why,omitempty"`
 	Since   int64  `json:"since,omitempty"`
 	Repairs int    `json:"repairs,omitempty"`
+	// Repaired is what the last repair found, and who had done it.
+	Repaired string `json:"repaired,omitempty"`
 }
 
 // Drift is one thing that was changed by hand.
@@ -213,6 +215,7 @@ func (r *Report) shorten() {
 	}
 	if r.Filter != nil {
 		r.Filter.Why = Cut(r.Filter.Why, maxText)
+		r.Filter.Repaired = Cut(r.Filter.Repaired, maxText)
 	}
 	r.Refusals.shorten()
 	r.Converge.shorten()
@@ -241,11 +244,17 @@ func Cut(text string, n int) string {
 	return text[:n] + "…"
 }
 
+// KnownHeader is a header of a declaration: the number of the node's last report that the coordinator holds.
+// A node whose last report that is, and who holds the declaration already, answers with a heartbeat.
+const KnownHeader = "Mesh-Known-Report"
+
 // Heartbeat says that a node is alive.
 type Heartbeat struct {
 	// At is the node's time, Unix milliseconds: the coordinator sees how far its clock is off.
 	At  int64  `json:"at"`
 	Seq uint64 `json:"seq"`
+	// Report is the number of the last report the node made: while Seq is what that one is about, it stands.
+	Report uint64 `json:"report,omitempty"`
 	// Leaving says why it is about to be silent ("shutdown", "suspend"), so that it is not missed (NOD-11).
 	Leaving string `json:"leaving,omitempty"`
 }

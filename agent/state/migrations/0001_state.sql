@@ -1,4 +1,5 @@
--- What an agent has to know across restarts. Times are Unix milliseconds, UTC.
+-- What an agent has to know across restarts. Times are Unix milliseconds, UTC. Every page that a commit
+-- touches is written whole: so no index that a question does not need, and no AUTOINCREMENT.
 
 CREATE TABLE declaration (
   seq      INTEGER PRIMARY KEY,
@@ -24,8 +25,8 @@ CREATE TABLE ledger (
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE outbox (
-  n       INTEGER PRIMARY KEY AUTOINCREMENT,
-  id      TEXT    NOT NULL UNIQUE,
+  n       INTEGER PRIMARY KEY,
+  id      TEXT    NOT NULL,
   subject TEXT    NOT NULL,
   kind    TEXT    NOT NULL,
   body    BLOB    NOT NULL,
@@ -42,13 +43,13 @@ CREATE TABLE module (
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE problem (
-  n    INTEGER PRIMARY KEY AUTOINCREMENT,
+  n    INTEGER PRIMARY KEY,
   at   INTEGER NOT NULL,
   text TEXT    NOT NULL
 ) STRICT;
 
 CREATE TABLE history (
-  n       INTEGER PRIMARY KEY AUTOINCREMENT,
+  n       INTEGER PRIMARY KEY,
   seq     INTEGER NOT NULL,
   outcome TEXT    NOT NULL,
   why     TEXT    NOT NULL,
@@ -58,7 +59,7 @@ CREATE TABLE history (
 ) STRICT;
 
 CREATE TABLE drift (
-  n        INTEGER PRIMARY KEY AUTOINCREMENT,
+  n        INTEGER PRIMARY KEY,
   module   TEXT    NOT NULL,
   thing    TEXT    NOT NULL,
   what     TEXT    NOT NULL,

@@ -128,7 +128,17 @@ func pushAll(ctx context.Context, c *client.Client, ask controller.PushAsk, boun
 		return p, err
 	}
 	if n := p.Counts[controller.PushApplied]; n != len(p.Nodes) || n == 0 {
-		return p, fmt.Errorf("of %d nodes only %d applied within %v: %v", len(p.Nodes), n, bound, p.Counts)
+		return p, fmt.Errorf("of %d nodes only %d applied within %v: %v, such as %v", len(p.Nodes), n, bound, p.Counts, behind(p.Nodes))
 	}
 	return p, nil
+}
+
+// behind are a few of those that did not apply, and how they stand.
+func behind(nodes []controller.PushNode) (few []string) {
+	for _, n := range nodes {
+		if n.State != controller.PushApplied && len(few) < 5 {
+			few = append(few, fmt.Sprintf("%s is %s at %d (%s, %v)", n.Node, n.State, n.Seq, n.Note, n.Why))
+		}
+	}
+	return few
 }

@@ -227,10 +227,10 @@ func (o *lastWord) Next(context.Context, int) ([]state.Out, error) {
 }
 
 // Acked lets go of what the bus has.
-func (o *lastWord) Acked(_ context.Context, ids ...string) error {
+func (o *lastWord) Acked(_ context.Context, all ...state.Out) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.out != nil && len(ids) > 0 && ids[0] == o.out.ID {
+	if o.out != nil && len(all) > 0 && all[0].ID == o.out.ID {
 		o.out = nil
 	}
 	return nil
