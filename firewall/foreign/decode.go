@@ -3,6 +3,7 @@ package foreign
 import (
 	"bytes"
 	"fmt"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -23,6 +24,8 @@ const (
 // decoder makes a Ruleset from the messages of the kernel's listings, in the order tables, chains,
 // sets, rules, elements. Whatever the bytes, it does not fail.
 type decoder struct {
+	// whole says to keep rules and sets whole.
+	whole    bool
 	rs       Ruleset
 	families []byte             // of rs.Tables
 	chains   []map[string]int32 // of rs.Tables: where a chain is
@@ -104,6 +107,7 @@ func (d *decoder) chain(m nfnetlink.Message) {
 			policy, hasPolicy = nfnetlink.Number(v), true
 		case unix.NFTA_CHAIN_HOOK:
 			c.Base = true
+			c.Devices = devices(v)
 			for typ, v := range nfnetlink.Attributes(v) {
 				switch typ {
 				case unix.NFTA_HOOK_HOOKNUM:
@@ -158,6 +162,9 @@ func (d *decoder) set(m nfnetlink.Message) {
 		}
 	}
 	i := d.find(m.Family(), table)
+	if i >= 0 && name != "" && d.whole && !slices.ContainsFunc(d.rs.Tables[i].Sets, func(s Set) bool { return s.Name == name }) {
+		d.rs.Tables[i].Sets = append(d.rs.Tables[i].Sets, whole(m))
+	}
 	if i < 0 || name == "" || !verdicts || d.maps[i][name] {
 		return
 	}
@@ -167,6 +174,7 @@ func (d *decoder) set(m nfnetlink.Message) {
 
 func (d *decoder) rule(m nfnetlink.Message) {
 	var table, chain, expressions, userData []byte
+	handle := uint64(0)
 	for typ, v := range m.Attributes() {
 		switch typ {
 		case unix.NFTA_RULE_TABLE:
@@ -175,6 +183,8 @@ func (d *decoder) rule(m nfnetlink.Message) {
 			chain = nfnetlink.Chars(v)
 		case unix.NFTA_RULE_EXPRESSIONS:
 			expressions = v
+		case unix.NFTA_RULE_HANDLE:
+			handle = nfnetlink.Number64(v)
 		case unix.NFTA_RULE_USERDATA:
 			userData = v
 		}
@@ -198,6 +208,9 @@ func (d *decoder) rule(m nfnetlink.Message) {
 	f.read(expressions)
 	if len(userData) > 0 {
 		f.comment = []byte(comment(userData))
+	}
+	if d.whole {
+		keep(c, handle, expressions, string(f.comment))
 	}
 	t.XT = t.XT || f.xt
 	for _, name := range f.unknown {

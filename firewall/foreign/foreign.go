@@ -27,6 +27,8 @@ type Ruleset struct {
 	Tables []Table
 	// Legacy are the tables of legacy xtables. Those that could not be read have no chains.
 	Legacy []Table
+	// IPSets are those of ipset that rules of xtables ask, where ReadAll read them.
+	IPSets []IPSet
 	// Bypass is what passes the rules by.
 	Bypass []Bypass
 	// Served are the tables nftables.service loads, as "inet filter", where the caller knows.
@@ -49,6 +51,8 @@ type Table struct {
 	Chains []Chain
 	// Maps are the verdict maps.
 	Maps []Map
+	// Sets are all sets and maps whole, where ReadAll read them.
+	Sets []Set
 }
 
 // Chain is one chain.
@@ -68,6 +72,10 @@ type Chain struct {
 	Acts []Act
 	// Hints are owners that rules without an Act point to, such as by the words they log.
 	Hints []string
+	// Devices are the links whose packets enter, of the family netdev and the hook ingress.
+	Devices []string
+	// Lines are the rules whole, where ReadAll read them.
+	Lines []Line
 }
 
 // Map is a verdict map, named or not: element by element what a packet is told.

@@ -44,7 +44,7 @@ func Signature() (string, error) {
 // ReadWith is Read for a caller that may not run iptables-legacy-save itself: save runs it, found at path,
 // and returns what it printed.
 func ReadWith(ctx context.Context, save func(ctx context.Context, path string) ([]byte, error)) (Ruleset, error) {
-	return read(ctx, save)
+	return read(ctx, save, false)
 }
 
 // stays says whether what owner writes is left alone when a machine is converged.

@@ -32,7 +32,7 @@ func runSave(ctx context.Context, path string) ([]byte, error) {
 }
 
 // readLegacy adds legacy xtables.
-func readLegacy(ctx context.Context, rs *Ruleset, save saver) {
+func readLegacy(ctx context.Context, rs *Ruleset, save saver, whole bool) {
 	for _, part := range legacyParts {
 		b, err := os.ReadFile(part.names)
 		if err != nil {
@@ -42,7 +42,7 @@ func readLegacy(ctx context.Context, rs *Ruleset, save saver) {
 		if len(names) == 0 {
 			continue
 		}
-		tables, err := saved(ctx, part.family, part.tool, save)
+		tables, err := saved(ctx, part.family, part.tool, save, whole)
 		if err != nil {
 			rs.note("legacy xtables of %s (%s): %v", part.family, strings.Join(names, ", "), err)
 		}
@@ -55,7 +55,7 @@ func readLegacy(ctx context.Context, rs *Ruleset, save saver) {
 	}
 }
 
-func saved(ctx context.Context, family, tool string, save saver) ([]Table, error) {
+func saved(ctx context.Context, family, tool string, save saver, whole bool) ([]Table, error) {
 	if tool == "" {
 		return nil, errors.New("they may refuse, and nothing here reads them")
 	}
@@ -67,11 +67,16 @@ func saved(ctx context.Context, family, tool string, save saver) ([]Table, error
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", tool, err)
 	}
-	return ParseSave(family, bytes.NewReader(out))
+	return parseSave(family, bytes.NewReader(out), whole)
 }
 
 // ParseSave reads what iptables-save or ip6tables-save prints. What it does not know it passes over.
-func ParseSave(family string, r io.Reader) ([]Table, error) {
+func ParseSave(family string, r io.Reader) ([]Table, error) { return parseSave(family, r, false) }
+
+// ParseSaveAll is ParseSave that keeps the rules whole.
+func ParseSaveAll(family string, r io.Reader) ([]Table, error) { return parseSave(family, r, true) }
+
+func parseSave(family string, r io.Reader, whole bool) ([]Table, error) {
 	var tables []Table
 	var counted map[string]*acts
 	lines := bufio.NewScanner(r)
@@ -86,10 +91,39 @@ func ParseSave(family string, r io.Reader) ([]Table, error) {
 		case strings.HasPrefix(line, ":"):
 			tables[len(tables)-1].saveChain(strings.Fields(line[1:]))
 		case strings.HasPrefix(line, "-A ") || strings.HasPrefix(line, "["):
-			tables[len(tables)-1].saveRule(strings.Fields(line), counted)
+			tables[len(tables)-1].saveRule(fields(line), counted, whole)
 		}
 	}
 	return tables, lines.Err()
+}
+
+// fields splits a line as the shell would: what stands in quotes is one word.
+func fields(line string) []string {
+	var words []string
+	var word strings.Builder
+	inWord, quoted := false, false
+	for i := 0; i < len(line); i++ {
+		switch c := line[i]; {
+		case c == '"':
+			quoted, inWord = !quoted, true
+		case c == '\\' && i+1 < len(line) && quoted:
+			i++
+			word.WriteByte(line[i])
+		case c == ' ' && !quoted:
+			if inWord {
+				words = append(words, word.String())
+			}
+			word.Reset()
+			inWord = false
+		default:
+			word.WriteByte(c)
+			inWord = true
+		}
+	}
+	if inWord {
+		words = append(words, word.String())
+	}
+	return words
 }
 
 // saveChain adds a chain from "INPUT DROP [0:0]"; one of people has the policy "-".
@@ -99,13 +133,16 @@ func (t *Table) saveChain(words []string) {
 	}
 	c := Chain{Name: words[0]}
 	if words[1] != "-" {
-		c.Base, c.Hook, c.Policy = true, strings.ToLower(words[0]), strings.ToLower(words[1])
+		c.Base, c.Hook, c.Policy, c.Type = true, strings.ToLower(words[0]), strings.ToLower(words[1]), "filter"
+		if t.Name == "nat" {
+			c.Type = "nat"
+		}
 	}
 	t.Chains = append(t.Chains, c)
 }
 
 // saveRule adds "-A INPUT … -j DROP", with or without counters before it.
-func (t *Table) saveRule(words []string, counted map[string]*acts) {
+func (t *Table) saveRule(words []string, counted map[string]*acts, whole bool) {
 	at := slices.Index(words, "-A")
 	if at < 0 || at+1 >= len(words) {
 		return
@@ -115,8 +152,35 @@ func (t *Table) saveRule(words []string, counted map[string]*acts) {
 		return
 	}
 	c.Rules++
-	var act Act
-	for i, w := range words[:len(words)-1] {
+	rest := words[at+2:]
+	if whole {
+		l := Line{Words: slices.Clip(append([]string{}, rest...))}
+		if i := slices.Index(rest, "--comment"); i >= 0 && i+1 < len(rest) {
+			l.Comment = rest[i+1]
+		}
+		c.Lines = append(c.Lines, l)
+	}
+	act, hint := actOf(t, rest)
+	if hint != "" {
+		c.hint(hint)
+	}
+	if act.Word == "" && act.Chain == "" {
+		return
+	}
+	a := counted[c.Name]
+	if a == nil {
+		a = &acts{}
+		counted[c.Name] = a
+	}
+	a.add(&c.Acts, act)
+}
+
+// actOf is what a rule of t does, and whose words it logs.
+func actOf(t *Table, words []string) (act Act, hint string) {
+	for i, w := range words {
+		if i+1 == len(words) {
+			break
+		}
 		next := words[i+1]
 		switch w {
 		case "-j", "-g", "--jump", "--goto":
@@ -133,18 +197,8 @@ func (t *Table) saveRule(words []string, counted map[string]*acts) {
 		case "--match-set":
 			act.Hint = cmp.Or(act.Hint, ownerIn(setNames, next))
 		case "--log-prefix":
-			if h := ownerIn(logPrefixes, strings.Trim(strings.Join(words[i+1:], " "), `"`)); h != "" {
-				c.hint(h)
-			}
+			hint = ownerIn(logPrefixes, next)
 		}
 	}
-	if act.Word == "" && act.Chain == "" {
-		return
-	}
-	a := counted[c.Name]
-	if a == nil {
-		a = &acts{}
-		counted[c.Name] = a
-	}
-	a.add(&c.Acts, act)
+	return act, hint
 }

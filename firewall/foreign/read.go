@@ -17,10 +17,10 @@ const attempts = 10
 // Read reads all rule sets of the network namespace that the calling thread is in, between two equal
 // generations. One that never holds still is returned as it was last seen, with a note. It needs
 // CAP_NET_ADMIN.
-func Read(ctx context.Context) (Ruleset, error) { return read(ctx, runSave) }
+func Read(ctx context.Context) (Ruleset, error) { return read(ctx, runSave, false) }
 
-func read(ctx context.Context, save saver) (Ruleset, error) {
-	rs, err := readTables(ctx)
+func read(ctx context.Context, save saver, whole bool) (Ruleset, error) {
+	rs, err := readTables(ctx, whole)
 	switch {
 	case errors.Is(err, unix.EPERM):
 		return Ruleset{}, fmt.Errorf("%w: %w", refusal.New("reading the packet filter",
@@ -30,12 +30,12 @@ func read(ctx context.Context, save saver) (Ruleset, error) {
 	case err != nil: // such as a kernel without nf_tables
 		rs.note("nftables cannot be read: %v", err)
 	}
-	readLegacy(ctx, &rs, save)
+	readLegacy(ctx, &rs, save, whole)
 	readBypass(ctx, &rs)
 	return rs, nil
 }
 
-func readTables(ctx context.Context) (Ruleset, error) {
+func readTables(ctx context.Context, whole bool) (Ruleset, error) {
 	s, err := nfnetlink.Open()
 	if err != nil {
 		return Ruleset{}, err
@@ -50,7 +50,7 @@ func readTables(ctx context.Context) (Ruleset, error) {
 		if err != nil {
 			return rs, err
 		}
-		rs, err = dump(ctx, s)
+		rs, err = dump(ctx, s, whole)
 		after, errGen := s.Generation()
 		if errGen != nil {
 			return rs, errGen
@@ -65,8 +65,8 @@ func readTables(ctx context.Context) (Ruleset, error) {
 }
 
 // dump lists everything once: tables, then chains, sets, rules, flowtables, and what is in the verdict maps.
-func dump(ctx context.Context, s *nfnetlink.Socket) (Ruleset, error) {
-	var d decoder
+func dump(ctx context.Context, s *nfnetlink.Socket, whole bool) (Ruleset, error) {
+	d := decoder{whole: whole}
 	for _, part := range []struct {
 		typ  uint16
 		each func(nfnetlink.Message)
@@ -96,5 +96,5 @@ func dump(ctx context.Context, s *nfnetlink.Socket) (Ruleset, error) {
 			}
 		}
 	}
-	return d.rs, nil
+	return d.rs, d.fillSets(ctx, s)
 }
