@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"mesh/agent/apply"
+	"mesh/agent/boot"
 	"mesh/agent/filter"
 	"mesh/agent/host/file"
 	hostlink "mesh/agent/host/link"
@@ -56,7 +57,7 @@ func OnHost(root string, log *slog.Logger) func(context.Context, *state.Store, f
 			}
 		} else {
 			closers = append(closers, driver.Close)
-			m.Filter = filter.New(filter.Config{Kernel: driver, Store: s, Clock: clk, Log: log, Links: filter.ReadLinks, LinksChanged: relinked, Probe: probe})
+			m.Filter = filter.New(filter.Config{Kernel: driver, Store: s, Boot: boot.New(files), Clock: clk, Log: log, Links: filter.ReadLinks, LinksChanged: relinked, Probe: probe})
 		}
 		m.Events = func(ctx context.Context) error {
 			var wg sync.WaitGroup
@@ -131,7 +132,7 @@ func (e filterEdge) Apply(ctx context.Context, d *declaration.Declaration) error
 	if d.Filter == nil {
 		return nil
 	}
-	w := filter.Wanted{Allow: d.Filter.Allow, Seq: d.Seq}
+	w := filter.Wanted{Allow: d.Filter.Allow, Inside: d.Filter.Inside, Seq: d.Seq}
 	if d.Filter.Tunnel != "" {
 		w.Tunnel = []string{d.Filter.Tunnel}
 	}

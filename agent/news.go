@@ -58,7 +58,7 @@ func (n *news) keyOf(r report.Report) (key [sha256.Size]byte, err error) {
 	if r.Filter != nil {
 		f := *r.Filter
 		if f.Since = 0; f.Why != "" { // a repair is news, the many of a fight are not
-			f.Repairs = 0
+			f.Repairs, f.Repaired = 0, ""
 		}
 		r.Filter = &f
 	}

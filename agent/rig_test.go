@@ -493,10 +493,17 @@ func wait(ctx context.Context, c <-chan struct{}) error {
 // deskKernel has every table it is given.
 type deskKernel struct{}
 
-func (deskKernel) Load(context.Context, firewall.Table) error              { return nil }
-func (deskKernel) Differs(context.Context, firewall.Table) (string, error) { return "", nil }
-func (deskKernel) Delete(context.Context) error                            { return nil }
-func (deskKernel) Watch(context.Context) (<-chan firewall.Event, error)    { return nil, nil }
+func (deskKernel) Load(context.Context, firewall.Table) error { return nil }
+func (deskKernel) Drift(context.Context, firewall.Table) (firewall.Drift, error) {
+	return firewall.Drift{}, nil
+}
+func (deskKernel) Delete(context.Context) error                         { return nil }
+func (deskKernel) Watch(context.Context) (<-chan firewall.Event, error) { return nil, nil }
+func (deskKernel) Try(context.Context, firewall.Table) error            { return nil }
+func (deskKernel) Trying(context.Context) (bool, error)                 { return true, nil }
+func (deskKernel) EndTrial(context.Context) error                       { return nil }
+func (deskKernel) DropBoot(context.Context) error                       { return nil }
+func (deskKernel) Owned() bool                                          { return true }
 
 func must(t testing.TB, err error) {
 	t.Helper()

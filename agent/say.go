@@ -161,17 +161,32 @@ func filterWords(declared *declaration.Filter, s filter.State) *report.Filter {
 	for _, a := range s.Rules {
 		out.Rules = append(out.Rules, a.String())
 	}
+	if s.Repairs > 0 {
+		out.Repaired = fmt.Sprintf("%s, by %s", s.LastDrift, s.LastRepairBy)
+	}
+	out.Why = filterTrouble(s)
+	return out
+}
+
+// filterTrouble is what is amiss with the packet filter, the worst first, or "".
+func filterTrouble(s filter.State) string {
 	switch {
 	case s.LastRefusal != nil:
-		out.Why = s.LastRefusal.Error()
+		return s.LastRefusal.Error()
+	case s.Conceded != "":
+		return fmt.Sprintf("%s puts into mesh's table again and again what is not mesh's, and mesh left it there: %s", s.LastRepairBy, s.Conceded)
 	case s.Fought:
-		out.Why = fmt.Sprintf("%s undoes mesh's repairs (%s); it is repaired once a minute", s.LastRepairBy, s.LastDrift)
+		return fmt.Sprintf("%s undoes mesh's repairs (%s); it is repaired twice a second at most", s.LastRepairBy, s.LastDrift)
 	case !s.Loaded && len(s.Rules) > 0:
-		out.Why = "the kernel's table is not as it should be: " + s.LastDrift
+		return "the kernel's table is not as it should be: " + s.LastDrift
 	case !s.Loaded:
-		out.Why = "it is declared and not put in force yet"
+		return "it is declared and not put in force yet"
+	case len(s.NotInside) > 0:
+		return "declared inside, and outside all the same, since the default route leaves over it or it is the tunnel: " + strings.Join(s.NotInside, ", ")
+	case s.BootWhy != "":
+		return "what stands at the next boot is an older one: " + s.BootWhy
 	}
-	return out
+	return ""
 }
 
 // status lays down what show reads.

@@ -10,8 +10,8 @@ import (
 	"mesh/shared/refusal"
 )
 
-// Start puts in force what was confirmed last, without a window, and restores it when the agent died
-// inside one. Apply and Run call it when nobody did.
+// Start puts in force what was confirmed last, without a window, and ends what an agent that died inside
+// one left behind. Apply and Run call it when nobody did.
 func (f *Filter) Start(ctx context.Context) error {
 	give, err := take(ctx, f.applying)
 	if err != nil {
@@ -31,86 +31,102 @@ func (f *Filter) start(ctx context.Context) error {
 	}
 	if c := f.memory.Confirmed; c != nil {
 		f.mu.Lock()
-		f.links = Links{Outside: c.Filter.Outside, Bridges: c.Filter.Bridges} // until better ones are found
+		f.links = c.links() // until better ones are found
 		f.mu.Unlock()
 	}
 	f.findLinks(ctx)
 	if r := f.memory.Refused; r != nil {
 		f.set(func(s *State) { s.LastRefusal = &r.Refusal })
 	}
-	if f.memory.Pending != nil {
-		f.cfg.Log.Warn("packet filter restored", "why", "the agent ended before the last change was confirmed")
-	}
 	if err := f.backToConfirmed(ctx); err != nil {
 		return fmt.Errorf("start packet filter: %w", err)
 	}
+	if err := f.cfg.Kernel.EndTrial(ctx); err != nil {
+		return fmt.Errorf("start packet filter: %w", err)
+	}
+	f.keepBoot()
 	f.started = true
 	return nil
 }
 
-// backToConfirmed puts the rules confirmed last in force; without any it removes a table that a
-// change left pending, and leaves one of unknown origin alone.
+// backToConfirmed puts the rules confirmed last in force. Without any it leaves the kernel as it is: a
+// table of unknown origin is better than none, and takes part in every trial.
 func (f *Filter) backToConfirmed(ctx context.Context) error {
+	c := f.memory.Confirmed
+	if c == nil {
+		return nil
+	}
 	give, err := take(ctx, f.turn)
 	if err != nil {
 		return err
 	}
 	defer give()
-	switch c := f.memory.Confirmed; {
-	case c != nil:
-		table, now, err := f.compile(c.Filter)
-		if err != nil {
-			return err
-		}
-		f.hold(now, table, c)
-		if err := f.ensure(ctx, table); err != nil {
-			return err
-		}
-	case f.memory.Pending != nil:
-		f.hold(firewall.Filter{}, firewall.Table{}, nil)
-		if err := f.cfg.Kernel.Delete(ctx); err != nil {
-			return err
-		}
+	a, err := f.around(c.rules())
+	if err != nil {
+		return err
 	}
-	if f.memory.Pending == nil {
-		return nil
-	}
-	return f.keep(ctx, func(m *memory) { m.Pending = nil })
+	f.hold(a)
+	f.set(func(s *State) { s.Since = c.since() })
+	return f.ensure(ctx, a.table)
 }
 
-// compile makes the table for the rules of want around the links of now.
-func (f *Filter) compile(want firewall.Filter) (firewall.Table, firewall.Filter, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	now := firewall.Filter{Outside: f.links.Outside, Bridges: f.links.Bridges, Tunnel: want.Tunnel, Allow: want.Allow}
-	table, err := firewall.Compile(now)
-	return table, now, err
+// arranged is rules around links, compiled.
+type arranged struct {
+	rules     rules
+	table     firewall.Table
+	outside   []string
+	notInside []string
 }
 
-// hold makes table what should be in force. since is nil for nothing, and for a change pending.
-func (f *Filter) hold(now firewall.Filter, table firewall.Table, since *kept) {
+// around compiles r around the links of now.
+func (f *Filter) around(r rules) (arranged, error) {
+	links := f.known()
+	table, a, err := compile(r, links)
+	a.rules, a.table = r, table
+	return a, err
+}
+
+// compile makes the table for r around links. A link that a person declared inside is none of those
+// outside, unless the default route leaves over it or it is the tunnel: opening that opens everything.
+func compile(r rules, links Links) (firewall.Table, arranged, error) {
+	var a arranged
+	var inside []string
+	for _, name := range r.inside {
+		if slices.Contains(links.Uplinks, name) || slices.Contains(r.tunnel, name) {
+			a.notInside = append(a.notInside, name)
+		} else {
+			inside = append(inside, name)
+		}
+	}
+	isInside := func(name string) bool { return slices.Contains(inside, name) }
+	a.outside = slices.DeleteFunc(slices.Clone(links.Outside), isInside)
+	bridges := slices.DeleteFunc(slices.Clone(links.Bridges), isInside)
+	table, err := firewall.Compile(firewall.Filter{Outside: a.outside, Inside: inside, Bridges: bridges, Tunnel: r.tunnel, Allow: r.allow})
+	return table, a, err
+}
+
+// hold makes a what should be in force.
+func (f *Filter) hold(a arranged) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.now, f.table = now, table
-	f.state.Rules, f.state.Tunnel, f.state.Digest = now.Allow, now.Tunnel, table.Digest()
-	f.state.Outside = now.Outside
+	f.now, f.table = a.rules, a.table
+	f.state.Rules, f.state.Tunnel, f.state.Digest = a.rules.allow, a.rules.tunnel, a.table.Digest()
+	f.state.Outside, f.state.NotInside = a.outside, a.notInside
 	f.state.Loaded = false
-	if since != nil {
-		f.state.Since = since.since()
-	}
 }
 
-// ensure loads table unless the kernel has exactly it. It has the token turn.
+// ensure loads table unless the kernel has exactly it; what stood since boot has done its part then. It
+// has the token turn.
 func (f *Filter) ensure(ctx context.Context, table firewall.Table) error {
-	why, err := f.cfg.Kernel.Differs(ctx, table)
-	if err == nil && why != "" {
+	drift, err := f.cfg.Kernel.Drift(ctx, table)
+	if err == nil && drift.What != "" {
 		err = f.cfg.Kernel.Load(ctx, table)
 	}
 	if err != nil {
 		return err
 	}
 	f.set(func(s *State) { s.Loaded = true })
-	return nil
+	return f.cfg.Kernel.DropBoot(ctx)
 }
 
 // Apply puts want in force and returns when that is confirmed, or undone: after Window and a little
@@ -142,17 +158,17 @@ func (f *Filter) apply(ctx context.Context, want Wanted) (Outcome, error) {
 		return Kept, refusal.New("a packet filter for this machine", "no uplink is known: there is no default route over any link",
 			"nothing: it is put in force when the machine has one; until then the filter stays as it is")
 	}
-	if _, _, err := f.compile(firewall.Filter{Allow: want.Allow, Tunnel: want.Tunnel}); err != nil {
+	r := want.rules()
+	if _, err := f.around(r); err != nil {
 		return Refused, err
 	}
-	wanted := key(want.Allow, want.Tunnel)
-	switch r := f.memory.Refused; {
-	case f.memory.confirmed(wanted):
+	switch old := f.memory.Refused; {
+	case f.memory.confirmed(r.key()):
 		return f.again(ctx)
-	case r != nil && r.Key == wanted && r.Seq == want.Seq && !want.ByHand:
-		return Refused, &r.Refusal
+	case old != nil && old.Key == r.key() && old.Seq == want.Seq && !want.ByHand:
+		return Refused, &old.Refusal
 	case want.ByHand || f.cfg.Probe == nil:
-		return f.unconfirmed(ctx, want)
+		return f.confirm(ctx, r)
 	}
 	if err := f.try(ctx); err != nil {
 		if ctx.Err() != nil {
@@ -164,60 +180,87 @@ func (f *Filter) apply(ctx context.Context, want Wanted) (Outcome, error) {
 	return f.change(ctx, want)
 }
 
-// again makes sure that the rules confirmed are in force. What was refused is wanted no more, and the
-// links of now are what a start without an uplink will know.
+func (w Wanted) rules() rules { return rules{allow: w.Allow, tunnel: w.Tunnel, inside: w.Inside} }
+
+// again makes sure that the rules confirmed are in force. What was refused is wanted no more.
 func (f *Filter) again(ctx context.Context) (Outcome, error) {
-	links, c := f.known(), *f.memory.Confirmed
-	if f.memory.Refused != nil || !slices.Equal(links.Outside, c.Filter.Outside) || !slices.Equal(links.Bridges, c.Filter.Bridges) {
-		c.Filter.Outside, c.Filter.Bridges = links.Outside, links.Bridges
-		if err := f.keep(ctx, func(m *memory) { m.Confirmed, m.Refused = &c, nil }); err != nil {
-			return Failed, err
-		}
-	}
 	if err := f.backToConfirmed(ctx); err != nil {
+		return Failed, err
+	}
+	if err := f.keepLinks(ctx, true); err != nil {
 		return Failed, err
 	}
 	return Unchanged, nil
 }
 
-// unconfirmed puts want in force on a person's word.
-func (f *Filter) unconfirmed(ctx context.Context, want Wanted) (Outcome, error) {
-	now, err := f.load(ctx, want)
-	if err != nil {
+// keepLinks keeps the links of now with the rules confirmed: a start without an uplink, and the next boot,
+// know no others. It has the token applying.
+func (f *Filter) keepLinks(ctx context.Context, forget bool) error {
+	c := f.memory.Confirmed
+	if c == nil {
+		return nil
+	}
+	links, old := f.known(), c.links()
+	if same := slices.Equal(links.Uplinks, old.Uplinks) && slices.Equal(links.Outside, old.Outside) && slices.Equal(links.Bridges, old.Bridges); same && !(forget && f.memory.Refused != nil) {
+		return nil
+	}
+	now := *c
+	now.Filter.Uplinks, now.Filter.Outside, now.Filter.Bridges = links.Uplinks, links.Outside, links.Bridges
+	if err := f.keep(ctx, func(m *memory) {
+		m.Confirmed = &now
+		if forget {
+			m.Refused = nil
+		}
+	}); err != nil {
+		return err
+	}
+	f.keepBoot()
+	return nil
+}
+
+// confirm puts r in force and keeps it as what to fall back to: the bus was reached through it, or a person
+// answers for it.
+func (f *Filter) confirm(ctx context.Context, r rules) (Outcome, error) {
+	if err := f.load(ctx, r, false); err != nil {
 		return Failed, errors.Join(err, f.backToConfirmed(ctx))
 	}
-	return f.confirmed(ctx, now)
-}
-
-// load puts want in force around the links of this moment. On an error what was before is still what
-// should be.
-func (f *Filter) load(ctx context.Context, want Wanted) (firewall.Filter, error) {
-	give, err := take(ctx, f.turn)
-	if err != nil {
-		return firewall.Filter{}, err
-	}
-	defer give()
-	table, now, err := f.compile(firewall.Filter{Allow: want.Allow, Tunnel: want.Tunnel})
-	if err != nil {
-		return now, err
-	}
-	if err := f.cfg.Kernel.Load(ctx, table); err != nil {
-		return now, err
-	}
-	f.hold(now, table, nil)
-	f.set(func(s *State) { s.Loaded = true })
-	return now, nil
-}
-
-// confirmed keeps now as the rules to fall back to.
-func (f *Filter) confirmed(ctx context.Context, now firewall.Filter) (Outcome, error) {
-	c := f.keptNow(now)
+	c := f.keptNow()
 	if err := f.keep(ctx, func(m *memory) { *m = memory{Confirmed: c} }); err != nil {
 		return Failed, errors.Join(err, f.backToConfirmed(ctx))
 	}
+	f.keepBoot()
 	f.set(func(s *State) { s.Since = c.since() })
-	f.cfg.Log.Info("packet filter changed", "rules", len(now.Allow), "outside", now.Outside, "tunnel", now.Tunnel)
+	f.cfg.Log.Info("packet filter changed", "rules", len(r.allow), "outside", c.Filter.Outside, "tunnel", r.tunnel, "inside", r.inside)
 	return Applied, nil
+}
+
+// load puts r in force around the links of this moment, or on trial beside what is. On an error what was
+// before is still what should be.
+func (f *Filter) load(ctx context.Context, r rules, trial bool) error {
+	give, err := take(ctx, f.turn)
+	if err != nil {
+		return err
+	}
+	defer give()
+	a, err := f.around(r)
+	if err != nil {
+		return err
+	}
+	if trial {
+		if err := f.cfg.Kernel.Try(ctx, a.table); err != nil {
+			return err
+		}
+		f.mu.Lock()
+		f.trial = &r
+		f.mu.Unlock()
+		return nil
+	}
+	if err := f.cfg.Kernel.Load(ctx, a.table); err != nil {
+		return err
+	}
+	f.hold(a)
+	f.set(func(s *State) { s.Loaded = true })
+	return f.cfg.Kernel.DropBoot(ctx)
 }
 
 // Remove takes mesh's table off the machine and forgets its rules, for a node that leaves.
@@ -232,7 +275,12 @@ func (f *Filter) Remove(ctx context.Context) error {
 		return err
 	}
 	defer giveTurn()
-	f.hold(firewall.Filter{}, firewall.Table{}, nil)
+	f.hold(arranged{})
+	if f.cfg.Boot != nil {
+		if err := f.cfg.Boot.Remove(); err != nil {
+			return err
+		}
+	}
 	if err := f.keep(ctx, func(m *memory) { *m = memory{} }); err != nil {
 		return err
 	}
@@ -260,7 +308,7 @@ func (f *Filter) findLinks(ctx context.Context) (changed bool) {
 	if len(links.Uplinks) == 0 {
 		return false
 	}
-	changed = !slices.Equal(links.Outside, f.links.Outside) || !slices.Equal(links.Bridges, f.links.Bridges)
+	changed = !slices.Equal(links.Outside, f.links.Outside) || !slices.Equal(links.Bridges, f.links.Bridges) || !slices.Equal(links.Uplinks, f.links.Uplinks)
 	f.links = links
 	return changed
 }

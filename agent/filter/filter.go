@@ -1,11 +1,14 @@
 // Package filter drives the packet filter of one node: it puts the declared rules in force around the
 // links found outside, confirms each change, and keeps the table as it should be.
 //
-// A change of rules is confirmed by reaching the bus anew within the window (30 s); otherwise the
-// rules before it are restored and the change is refused (NET-7). What is under way is kept in the
-// store, so an agent that dies inside the window restores when it starts. Rules confirmed once are
-// put in force at boot without a window, bus or no bus. Changes of links, and repairs of a table that
-// somebody else touched, need none either: the rules stay the same.
+// A change of rules is tried first: the new rules are loaded as a second table beside the one confirmed,
+// so that only what both let in passes, and the bus has to be reached anew within the window (30 s). Only
+// then do they take the place of the old ones; otherwise the trial ends and the change is refused (NET-7).
+// The trial belongs to this process: the kernel ends it with the agent, whatever ends that. Rules confirmed
+// once are put in force at a start without a window, bus or no bus, and are kept in a second place: the
+// file that is loaded at boot before the network (NET-10). Changes of links, and repairs of a table that
+// somebody else touched, need no window either: the rules stay the same. Nothing here takes a table away
+// but Remove: what is not known is kept.
 //
 // A new change while the bus cannot be reached waits, since nothing could confirm it; a person at the
 // machine may put it in force in so many words (Wanted.ByHand).
@@ -36,16 +39,23 @@ const (
 	tryFor     = 8 * time.Second       // bound of one try to reach the bus
 	tryEvery   = time.Second           // between two tries
 	lookEvery  = time.Minute           // at the least
+	pollEvery  = time.Second           // where others can touch the table, or the kernel's word does not come
 	settle     = 50 * time.Millisecond // between two looks that events asked for
-	brakeAfter = 3                     // repairs in a minute, then one a minute
-	farewell   = 10 * time.Second      // for a restore when the agent stops
+	fightPause = time.Second / 2       // between two looks after brakeAfter repairs in a minute: NET-6 gives a second
+	brakeAfter = 3                     // repairs of the same in a minute
+	farewell   = 10 * time.Second      // for the end of a trial when the agent stops
 )
 
 // kernel is what *firewall.Driver does.
 type kernel interface {
 	Load(context.Context, firewall.Table) error
-	Differs(context.Context, firewall.Table) (string, error)
+	Drift(context.Context, firewall.Table) (firewall.Drift, error)
 	Delete(context.Context) error
+	Try(context.Context, firewall.Table) error
+	Trying(context.Context) (bool, error)
+	EndTrial(context.Context) error
+	DropBoot(context.Context) error
+	Owned() bool
 	Watch(context.Context) (<-chan firewall.Event, error)
 }
 
@@ -53,6 +63,15 @@ type kernel interface {
 type store interface {
 	Meta(ctx context.Context, key string) (value []byte, ok bool, err error)
 	SetMeta(ctx context.Context, key string, value []byte) error
+}
+
+// boot is what boot.File does.
+type boot interface {
+	// Keep has table loaded at boot, and note beside it.
+	Keep(table firewall.Table, note []byte) (changed bool, err error)
+	// Recall returns the note, or nil when there is none.
+	Recall() (note []byte, err error)
+	Remove() error
 }
 
 // Links are the links of the machine as the filter needs them, by name.
@@ -83,8 +102,10 @@ func ReadLinks(ctx context.Context) (Links, error) {
 type Config struct {
 	Kernel kernel
 	Store  store
-	Clock  clock.Clock
-	Log    *slog.Logger
+	// Boot is what stands at boot before the agent runs; nil for nothing.
+	Boot  boot
+	Clock clock.Clock
+	Log   *slog.Logger
 	// Links finds the links of now; ReadLinks on a machine.
 	Links func(context.Context) (Links, error)
 	// LinksChanged hints that they may be others; nil for none.
@@ -92,12 +113,17 @@ type Config struct {
 	// Probe reaches the bus over a new connection, since one that stands proves nothing. It returns
 	// when ctx ends. Without it no change is confirmed: each is as one by hand.
 	Probe func(context.Context) error
+	// Window is how long a change has to reach the bus; 0 for the package's Window. A test has a short one.
+	Window time.Duration
 }
 
 // Wanted is what the declaration, or a person at the machine, says the filter should be.
 type Wanted struct {
 	Allow  []rule.Allow // with the rules of the owner "admin"
 	Tunnel []string
+	// Inside are the links a person declared inside (NET-15). The link of a default route and the tunnel
+	// stay outside all the same.
+	Inside []string
 	// Seq numbers the declaration. Rules refused once are tried again when they come under another.
 	Seq uint64
 	// ByHand is a person at the machine who takes the change as confirmed.
@@ -125,13 +151,16 @@ type State struct {
 	Rules        []rule.Allow     `json:"rules,omitempty"`
 	Uplinks      []string         `json:"uplinks,omitempty"`
 	Outside      []string         `json:"outside,omitempty"`
+	NotInside    []string         `json:"not-inside,omitempty"` // declared inside, and outside all the same
 	Tunnel       []string         `json:"tunnel,omitempty"`
 	Since        time.Time        `json:"since,omitzero"` // when these rules came into force
 	LastRefusal  *refusal.Refusal `json:"refusal,omitempty"`
-	Repairs      int              `json:"repairs,omitempty"` // since the agent started
-	LastRepairBy string           `json:"repairs-because-of,omitempty"`
-	LastDrift    string           `json:"drift,omitempty"`  // what a repair found, in a few words
-	Fought       bool             `json:"fought,omitempty"` // somebody undoes the repairs: one a minute
+	Repairs      int              `json:"repairs,omitempty"`            // since the agent started
+	LastRepairBy string           `json:"repairs-because-of,omitempty"` // the process and its pid, where the kernel said
+	LastDrift    string           `json:"drift,omitempty"`              // what a repair found, in a few words
+	Fought       bool             `json:"fought,omitempty"`             // somebody undoes the repairs: two a second at most
+	Conceded     string           `json:"conceded,omitempty"`           // what others put into the table again and again, and is left there
+	BootWhy      string           `json:"boot-why,omitempty"`           // why what stands at boot is not this
 }
 
 // Filter is the packet filter of this node. Make it with New, call Start, then Apply and Run.
@@ -145,15 +174,25 @@ type Filter struct {
 	// Those with the token turn write these; mu guards them for readers besides.
 	mu      sync.Mutex
 	links   Links
-	now     firewall.Filter // what should be in force
-	table   firewall.Table  // now, compiled; without a digest there is nothing to keep
+	now     rules          // what should be in force
+	table   firewall.Table // now around links, compiled; without a digest there is nothing to keep
+	trial   *rules         // those being tried, nil for none
 	state   State
-	repairs []time.Time // of the last minute
+	repairs map[string][]time.Time // of the last minute, by what was found
+}
+
+// rules are what a declaration says, without the links of the machine.
+type rules struct {
+	allow          []rule.Allow
+	tunnel, inside []string
 }
 
 // New returns a Filter that has done nothing yet.
 func New(cfg Config) *Filter {
-	f := &Filter{cfg: cfg, applying: make(chan struct{}, 1), turn: make(chan struct{}, 1)}
+	if cfg.Window == 0 {
+		cfg.Window = Window
+	}
+	f := &Filter{cfg: cfg, repairs: map[string][]time.Time{}, applying: make(chan struct{}, 1), turn: make(chan struct{}, 1)}
 	f.applying <- struct{}{}
 	f.turn <- struct{}{}
 	return f
@@ -165,6 +204,7 @@ func (f *Filter) State() State {
 	defer f.mu.Unlock()
 	s := f.state
 	s.Rules, s.Uplinks, s.Outside, s.Tunnel = slices.Clone(s.Rules), slices.Clone(s.Uplinks), slices.Clone(s.Outside), slices.Clone(s.Tunnel)
+	s.NotInside = slices.Clone(s.NotInside)
 	return s
 }
 
@@ -185,14 +225,17 @@ func take(ctx context.Context, token chan struct{}) (give func(), err error) {
 	}
 }
 
-// key names rules and tunnel, whatever their order.
-func key(allow []rule.Allow, tunnel []string) string {
+// key names r, whatever its order.
+func (r rules) key() string {
 	var words []string
-	for _, a := range allow {
+	for _, a := range r.allow {
 		words = append(words, a.String())
 	}
-	for _, name := range tunnel {
+	for _, name := range r.tunnel {
 		words = append(words, "tunnel "+name)
+	}
+	for _, name := range r.inside {
+		words = append(words, "inside "+name)
 	}
 	slices.Sort(words)
 	return strings.Join(slices.Compact(words), "\n")

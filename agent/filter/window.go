@@ -6,35 +6,27 @@ import (
 	"fmt"
 	"time"
 
-	"mesh/firewall"
 	"mesh/shared/refusal"
 )
 
 // errWindow says that the window ended before the bus was reached.
 var errWindow = errors.New("no answer")
 
-// change puts new rules in force and waits for the bus to be reached anew. The store knows of it
-// before the kernel does: whatever ends the agent, the next start restores.
+// change tries new rules and waits for the bus to be reached anew through them; then they are put in
+// force. Whatever ends the agent in between ends the trial, and the rules before it stand alone again.
 func (f *Filter) change(ctx context.Context, want Wanted) (Outcome, error) {
-	pending := firewall.Filter{Allow: want.Allow, Tunnel: want.Tunnel}
-	if err := f.keep(ctx, func(m *memory) { m.Pending = f.keptNow(pending) }); err != nil {
-		return Failed, err
-	}
-	now, err := f.load(ctx, want)
-	if err != nil {
-		return Failed, errors.Join(err, f.undo(ctx))
+	r := want.rules()
+	if err := f.load(ctx, r, true); err != nil {
+		return Failed, errors.Join(err, f.endTrial(ctx))
 	}
 	f.set(func(s *State) { s.Confirming = true })
 	defer f.set(func(s *State) { s.Confirming = false })
-	err = f.reach(ctx)
+	err := f.reach(ctx, r)
 	if err == nil {
-		// The links may have changed meanwhile; the rules in force are the same.
-		f.mu.Lock()
-		now = f.now
-		f.mu.Unlock()
-		return f.confirmed(ctx, now)
+		outcome, err := f.confirm(ctx, r)
+		return outcome, errors.Join(err, f.endTrial(ctx))
 	}
-	if undone := f.undo(ctx); undone != nil {
+	if undone := f.endTrial(ctx); undone != nil {
 		f.cfg.Log.Error("packet filter not restored", "err", undone)
 		return Failed, undone
 	}
@@ -42,31 +34,39 @@ func (f *Filter) change(ctx context.Context, want Wanted) (Outcome, error) {
 		return Failed, ctx.Err() // the agent stops: nobody's fault
 	}
 	f.cfg.Log.Warn("packet filter restored", "why", err)
-	r := &refusal.Refusal{
-		What: fmt.Sprintf("the new packet filter (%d rules)", len(now.Allow)),
-		Why:  fmt.Sprintf("the bus could not be reached within %v after the change (%v); the rules before it are in force again", Window, err),
+	no := &refusal.Refusal{
+		What: fmt.Sprintf("the new packet filter (%d rules)", len(want.Allow)),
+		Why:  fmt.Sprintf("the bus could not be reached within %v after the change (%v); the rules before it are in force again", f.cfg.Window, err),
 		Do:   "correct the rules of the modules on this node, or what else keeps it from the bus, and push again",
 	}
 	if err := f.keep(ctx, func(m *memory) {
-		m.Refused = &refused{Key: key(want.Allow, want.Tunnel), Seq: want.Seq, Refusal: *r}
+		m.Refused = &refused{Key: r.key(), Seq: want.Seq, Refusal: *no}
 	}); err != nil {
-		return Failed, errors.Join(r, err)
+		return Failed, errors.Join(no, err)
 	}
-	return Refused, r
+	return Refused, no
 }
 
-// undo restores, also when ctx has ended.
-func (f *Filter) undo(ctx context.Context) error {
+// endTrial ends the trial, also when ctx has ended.
+func (f *Filter) endTrial(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), farewell)
 	defer cancel()
-	return f.backToConfirmed(ctx)
+	give, err := take(ctx, f.turn)
+	if err != nil {
+		return err
+	}
+	defer give()
+	f.mu.Lock()
+	f.trial = nil
+	f.mu.Unlock()
+	return f.cfg.Kernel.EndTrial(ctx)
 }
 
-// reach tries to reach the bus until the window ends, and returns why it could not.
-func (f *Filter) reach(ctx context.Context) error {
+// reach tries to reach the bus through r until the window ends, and returns why it could not.
+func (f *Filter) reach(ctx context.Context, r rules) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	end := f.cfg.Clock.After(Window)
+	end := f.cfg.Clock.After(f.cfg.Window)
 	done := make(chan struct{})
 	watched := make(chan struct{})
 	go func() { // ends with this call
@@ -82,7 +82,9 @@ func (f *Filter) reach(ctx context.Context) error {
 	for {
 		err := f.try(ctx)
 		if err == nil {
-			return nil
+			if err = f.tried(ctx, r); err == nil {
+				return nil
+			}
 		}
 		if ctx.Err() == nil || !errors.Is(err, context.Canceled) {
 			last = err
@@ -96,6 +98,18 @@ func (f *Filter) reach(ctx context.Context) error {
 			return last
 		}
 	}
+}
+
+// errTrialGone says that others removed the trial, so the bus was reached without it.
+var errTrialGone = errors.New("somebody removed the rules that were being tried")
+
+// tried makes sure that it was the trial through which the bus was reached.
+func (f *Filter) tried(ctx context.Context, r rules) error {
+	is, err := f.cfg.Kernel.Trying(ctx)
+	if err != nil || is {
+		return err
+	}
+	return errors.Join(errTrialGone, f.load(ctx, r, true))
 }
 
 // try reaches the bus once, in a bounded time.

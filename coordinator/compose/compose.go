@@ -89,10 +89,7 @@ func Content(v View) (*declaration.Content, []Left) {
 	if v.Facts.Uplinks == 0 {
 		return c, append(left, Left{What: "packet filter", Why: "the node has reported no uplink yet, so it is sent no filter and keeps the one it has"})
 	}
-	if len(v.Inside) > 0 { // kept for the release that knows them; nobody shall believe that they hold
-		left = append(left, Left{What: "inside links", Why: "this release's filter does not know them: what arrives over " + strings.Join(v.Inside, ", ") + " has to meet the rules"})
-	}
-	c.Filter = &declaration.Filter{Allow: openings(v.Admin, v.Served, sent), Tunnel: cmp.Or(v.Tunnel, v.Facts.Tunnel)}
+	c.Filter = &declaration.Filter{Allow: openings(v.Admin, v.Served, sent), Tunnel: cmp.Or(v.Tunnel, v.Facts.Tunnel), Inside: v.Inside}
 	return c, left
 }
 

@@ -151,8 +151,6 @@ func TestContentLeavesOut(t *testing.T) {
 		{"nothing", func(*compose.View) {}, nil, []string{"dns", "plain", "web"}, false},
 		{"the filter of a node without uplinks", func(v *compose.View) { v.Facts.Uplinks = 0 },
 			[]string{"packet filter: the node has reported no uplink"}, []string{"dns", "plain", "web"}, true},
-		{"links that are inside", func(v *compose.View) { v.Inside = []string{"lan0", "lan1"} },
-			[]string{"inside links: this release's filter does not know them: what arrives over lan0, lan1"}, []string{"dns", "plain", "web"}, false},
 		{"a module for another processor", func(v *compose.View) {
 			v.Modules[2].Build = build("b", `{"module":"plain","needs":{"arch":["arm64","arm"]}}`)
 		},
@@ -221,6 +219,25 @@ func TestTunnelOfThePersonWins(t *testing.T) {
 	}
 }
 
+// NET-15: the declaration carries what a person declared inside, and none of it when nothing is.
+func TestInsideIsCarried(t *testing.T) {
+	v := view()
+	v.Inside = []string{"lan0", "lan1"}
+	c, left := compose.Content(v)
+	if !slices.Equal(c.Filter.Inside, v.Inside) || len(left) != 0 {
+		t.Errorf("inside is %q, left out %v", c.Filter.Inside, left)
+	}
+	body, err := declaration.AppendContent(nil, c)
+	if err != nil || !strings.Contains(string(body), `"inside":["lan0","lan1"]`) {
+		t.Errorf("%s, %v", body, err)
+	}
+	v.Inside = nil
+	c, _ = compose.Content(v)
+	if body, err = declaration.AppendContent(nil, c); err != nil || strings.Contains(string(body), "inside") {
+		t.Errorf("an agent of before would refuse %s, %v", body, err)
+	}
+}
+
 func TestPrincipals(t *testing.T) {
 	now := start
 	inv := func(id string, expires, used, revoked time.Duration) records.Invitation {
@@ -271,6 +288,7 @@ func TestDiff(t *testing.T) {
 	after.Drift = declaration.ReportOnly
 	after.Bus.Addresses = []string{"192.0.2.9:4222"}
 	after.Tunnel = "wg1"
+	after.Inside = []string{"lan0", "lan1"}
 	after.Served = []rule.Allow{{Owner: records.BusOwner, Port: port("4222/tcp"), From: rule.Anywhere()}}
 	after.Modules[0].Settings = map[string]string{"name": "b", "port": "81"}
 	after.Modules[0].Build.ID = "build-9"
@@ -286,6 +304,7 @@ func TestDiff(t *testing.T) {
 		"drift: repair -> report",
 		"bus: 192.0.2.1:4222 -> 192.0.2.9:4222",
 		"tunnel: wg0 -> wg1",
+		"inside:  -> lan0, lan1",
 		"open the bus:  -> 4222/tcp from anywhere",
 		"new open:  -> 53/udp from anywhere",
 		"dns secret key: (sealed 5c6bbc1f) -> (sealed f4b5b9c5)",
@@ -297,7 +316,7 @@ func TestDiff(t *testing.T) {
 	}
 	for i := range lines {
 		if strings.Contains(lines[i], "sealed") {
-			lines[i] = want[5]
+			lines[i] = want[6]
 		}
 	}
 	if d := cmp.Diff(want, lines); d != "" {
@@ -306,7 +325,7 @@ func TestDiff(t *testing.T) {
 	if d := compose.Diff(next, next); len(d) != 0 {
 		t.Errorf("nothing differs, Diff says %v", d)
 	}
-	if d := compose.Diff(nil, next); len(d) != 3+1+1+6 { // modules, filter, tunnel, openings
+	if d := compose.Diff(nil, next); len(d) != 3+1+1+1+6 { // modules, filter, tunnel, inside, openings
 		t.Errorf("from nothing: %v", d)
 	}
 }

@@ -25,7 +25,7 @@ type Change struct {
 	// Module it concerns; empty: the node itself.
 	Module subject.Module `json:"module,omitempty"`
 	// What changes: "module" (comes or goes), "build", "setting port", "secret key", "open", "open the bus",
-	// "close", "filter", "tunnel", "drift", "bus".
+	// "close", "filter", "tunnel", "inside", "drift", "bus".
 	What string `json:"what"`
 	// From and To are what is and what would be; empty: nothing.
 	From string `json:"from,omitempty"`
@@ -138,6 +138,7 @@ func diffFilter(add addChange, had, next *declaration.Filter) {
 		next = &declaration.Filter{}
 	}
 	add("", "tunnel", had.Tunnel, next.Tunnel)
+	add("", "inside", strings.Join(had.Inside, ", "), strings.Join(next.Inside, ", "))
 	for _, a := range without(next.Allow, had.Allow) {
 		what := "open"
 		if a.Owner == records.BusOwner {

@@ -74,6 +74,9 @@ type Filter struct {
 	Allow []rule.Allow `json:"allow"`
 	// Tunnel is the overlay link to the other machines, treated as outside (NET-2); empty: none.
 	Tunnel string `json:"tunnel,omitempty"`
+	// Inside are the links a person declared inside, sorted (NET-15): what arrives over them meets no rule. An
+	// agent that does not know the field refuses a declaration that has it, and says to be upgraded.
+	Inside []string `json:"inside,omitempty"`
 	// Converge hands the machine's packet filter to mesh; nil gives it back to what was there (NET-9).
 	Converge *Converge `json:"converge,omitempty"`
 }
