@@ -428,6 +428,9 @@ func (s *step) redirect(port value, given bool) (verdict, truth) {
 // send notes a new destination and writes it into the headers.
 func (s *step) send(to netip.AddrPort) {
 	s.natted = true
+	if to == s.to {
+		return // the kernel does not call that a redirection either
+	}
 	s.answer.NAT = append(s.answer.NAT, NAT{Place: s.here(), From: s.to, To: to})
 	s.setDestination(to)
 }
