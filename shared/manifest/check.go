@@ -29,6 +29,7 @@ func (m *Manifest) Check() error {
 	for _, name := range slices.Sorted(maps.Keys(m.Run.Processes)) {
 		c.process(name, m.Run.Processes[name])
 	}
+	c.containers()
 	c.cycle()
 	for _, name := range slices.Sorted(maps.Keys(m.Run.Timers)) {
 		c.timer(name, m.Run.Timers[name])
@@ -38,6 +39,7 @@ func (m *Manifest) Check() error {
 	}
 	c.files()
 	c.users()
+	c.kernel()
 	c.firewall()
 	c.needs()
 	c.placeholders()
@@ -153,12 +155,22 @@ func (c *checker) names() {
 	}
 	named(c, "run.processes", "process", c.m.Run.Processes)
 	named(c, "run.timers", "timer", c.m.Run.Timers)
+	named(c, "run.containers", "container", c.m.Run.Containers)
+	named(c, "run.networks", "network", c.m.Run.Networks)
+	named(c, "run.volumes", "volume", c.m.Run.Volumes)
 	named(c, "build.images", "image", c.m.Build.Images)
 	named(c, "settings", "setting", c.m.Settings)
 	named(c, "secrets", "secret", c.m.Secrets)
 	for name := range c.m.Run.Timers {
 		if _, both := c.m.Run.Processes[name]; both {
 			c.say(Join("run.timers", name), "a process has this name too, and both would be the unit %s; rename one", UnitName(c.m.Module, name, ".service"))
+		}
+	}
+	for name := range c.m.Run.Containers {
+		_, process := c.m.Run.Processes[name]
+		_, timer := c.m.Run.Timers[name]
+		if process || timer {
+			c.say(Join("run.containers", name), "a process or timer has this name too, and both would be the unit %s; rename one", UnitName(c.m.Module, name, ".service"))
 		}
 	}
 	for name := range c.m.Secrets {

@@ -84,9 +84,19 @@ func (c *checker) files() {
 		c.account(at+".owner", f.Owner)
 		c.account(at+".group", f.Group)
 	}
+	for i, l := range c.m.Run.Links {
+		at := Index("run.links", i)
+		claim(at, l.Path)
+		if control(l.Target) || len(l.Target) > 4000 {
+			c.say(at+".target", "expected a path of at most 4000 bytes without control characters")
+		}
+	}
 	files := map[string]bool{}
 	for _, f := range c.m.Run.Files {
 		files[Place(f.Path)] = true
+	}
+	for _, l := range c.m.Run.Links {
+		files[Place(l.Path)] = true
 	}
 	for p, at := range first {
 		for up := path.Dir(p); up != "/" && up != "."; up = path.Dir(up) {

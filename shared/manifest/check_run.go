@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"mesh/shared/rule"
+	"mesh/shared/subject"
 )
 
 var (
@@ -23,35 +24,69 @@ func (c *checker) process(name string, p Process) {
 	c.program(at, p.Exec, p.Directory)
 	c.env(at, p.Env)
 	c.account(at+".user", p.User)
-	all := slices.Sorted(maps.Keys(c.m.Run.Processes))
-	for i, a := range p.After {
+	c.order(at, name, p.After, p.Replaces)
+	c.health(at, p.Health)
+}
+
+// order checks what is started before name, and what it takes over from.
+func (c *checker) order(at, name string, after, replaces []string) {
+	all := c.runs()
+	for i, a := range after {
 		here := Index(at+".after", i)
 		switch {
 		case a == name:
-			c.say(here, "a process cannot start after itself")
+			c.say(here, "nothing can start after itself")
 		case !slices.Contains(all, a):
-			c.say(here, "%q is no process of this module; expected one of run.processes%s", clip(a), didYouMean(a, all))
-		case slices.Contains(p.After[:i], a):
+			c.say(here, "%q is no process or container of this module; expected one of run.processes or run.containers%s", clip(a), didYouMean(a, all))
+		case slices.Contains(after[:i], a):
 			c.say(here, "%q stands here twice", a)
+		}
+	}
+	for i, r := range replaces {
+		here := Index(at+".replaces", i)
+		switch {
+		case slices.Contains(all, r):
+			c.say(here, "%q is of this build; expected a process or container that only earlier builds had", clip(r))
+		case subject.Check("process", r) != nil:
+			c.say(here, nameWant)
+		case slices.Contains(replaces[:i], r):
+			c.say(here, "%q stands here twice", r)
 		}
 	}
 }
 
-// cycle finds processes that wait for each other.
+// runs are the names of the processes and containers.
+func (c *checker) runs() []string {
+	all := slices.Collect(maps.Keys(c.m.Run.Processes))
+	all = slices.AppendSeq(all, maps.Keys(c.m.Run.Containers))
+	slices.Sort(all)
+	return all
+}
+
+// after is what name waits for, and where it says so.
+func (c *checker) after(name string) (names []string, at string) {
+	if p, ok := c.m.Run.Processes[name]; ok {
+		return p.After, Join("run.processes", name) + ".after"
+	}
+	return c.m.Run.Containers[name].After, Join("run.containers", name) + ".after"
+}
+
+// cycle finds processes and containers that wait for each other.
 func (c *checker) cycle() {
 	const open, done = 1, 2
 	state := map[string]int{}
+	all := c.runs()
 	var visit func(name string, trail []string) bool
 	visit = func(name string, trail []string) bool {
 		trail = append(trail, name)
 		state[name] = open
-		for _, a := range c.m.Run.Processes[name].After {
-			_, there := c.m.Run.Processes[a]
+		after, at := c.after(name)
+		for _, a := range after {
 			switch {
-			case a == name || !there || state[a] == done:
+			case a == name || !slices.Contains(all, a) || state[a] == done:
 			case state[a] == open:
 				loop := append(trail[slices.Index(trail, a):], a)
-				c.say(Join("run.processes", name)+".after", "these wait for each other: %s", clip(strings.Join(loop, " after ")))
+				c.say(at, "these wait for each other: %s", clip(strings.Join(loop, " after ")))
 				return false
 			case !visit(a, trail):
 				return false
@@ -60,7 +95,7 @@ func (c *checker) cycle() {
 		state[name] = done
 		return true
 	}
-	for _, name := range slices.Sorted(maps.Keys(c.m.Run.Processes)) {
+	for _, name := range all {
 		if state[name] == 0 && !visit(name, nil) {
 			return
 		}
@@ -148,10 +183,10 @@ func (c *checker) unit(name string, u Unit) {
 	suffix := path.Ext(name)
 	stem := strings.TrimSuffix(name, suffix)
 	switch {
-	case suffix == ".socket" || suffix == ".path" || suffix == ".mount" || suffix == ".target" || suffix == ".slice":
-		c.say(at, "%s units are not in this version of mesh; expected a .service or a .timer", suffix)
-	case suffix != ".service" && suffix != ".timer":
-		c.say(at, "expected the name of a unit that ends in .service or .timer")
+	case suffix == ".path" || suffix == ".mount" || suffix == ".target" || suffix == ".slice":
+		c.say(at, "%s units are not in this version of mesh; expected a .service, a .timer or a .socket", suffix)
+	case suffix != ".service" && suffix != ".timer" && suffix != ".socket":
+		c.say(at, "expected the name of a unit that ends in .service, .timer or .socket")
 	case !unitName().MatchString(stem) || len(name) > 255 || strings.HasPrefix(stem, ".") || strings.Contains(stem, "@"):
 		c.say(at, "expected a unit name of letters, digits and : - _ . , at most 255 bytes, no template")
 	}

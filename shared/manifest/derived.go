@@ -91,6 +91,7 @@ func (m *Manifest) Claims() []string {
 	for name := range m.Run.Users {
 		all = append(all, "user "+name)
 	}
+	all = append(all, m.thingClaims()...)
 	for _, name := range m.UnitNames() {
 		all = append(all, "unit "+name)
 	}
@@ -103,6 +104,9 @@ func (m *Manifest) UnitNames() []string {
 	names := slices.Collect(maps.Keys(m.Run.Units))
 	for p := range m.Run.Processes {
 		names = append(names, UnitName(m.Module, p, ".service"))
+	}
+	for c := range m.Run.Containers {
+		names = append(names, UnitName(m.Module, c, ".service"))
 	}
 	for t := range m.Run.Timers {
 		names = append(names, UnitName(m.Module, t, ".service"), UnitName(m.Module, t, ".timer"))

@@ -78,14 +78,30 @@ type Run struct {
 	Processes map[string]Process `json:"processes,omitempty"`
 	// Programs that run at times, by name. Each becomes `mesh-<module>-<name>.timer` and a service.
 	Timers map[string]Timer `json:"timers,omitempty"`
-	// Systemd units in their own words, by full name, such as `notes.service` or `notes.timer`.
+	// Systemd units in their own words, by full name, such as `notes.service`, `notes.timer` or `notes.socket`.
 	Units map[string]Unit `json:"units,omitempty"`
 	// Files with their content.
 	Files []File `json:"files,omitempty"`
 	// Directories.
 	Directories []Directory `json:"directories,omitempty"`
+	// Symbolic links.
+	Links []Link `json:"links,omitempty"`
 	// System users, by name, each with a group of the same name.
 	Users map[string]User `json:"users,omitempty"`
+	// Groups of the machine, by name, for users and files.
+	Groups map[string]Group `json:"groups,omitempty"`
+	// Containers, by name. Each becomes the service `mesh-<module>-<name>.service`.
+	Containers map[string]Container `json:"containers,omitempty"`
+	// Networks between containers, by name.
+	Networks map[string]Network `json:"networks,omitempty"`
+	// What is to be said about the volumes that containers mount, by name. One that nothing is to be said about
+	// need not stand here.
+	Volumes map[string]Volume `json:"volumes,omitempty"`
+	// Settings of the kernel, such as `net.ipv4.ip_forward`, and their values. What a setting was before comes
+	// back when the module goes.
+	Sysctls map[string]string `json:"sysctls,omitempty"`
+	// Kernel modules that are loaded, now and at boot. They stay loaded when the module goes.
+	KernelModules []string `json:"kernel-modules,omitempty"`
 }
 
 // Process is a long-running program.
@@ -97,8 +113,13 @@ type Process struct {
 	Env map[string]string `json:"env,omitempty"`
 	// The user it runs as: one of `run.users`, or one the machine has.
 	User string `json:"user,omitempty" default:"root"`
-	// Processes of this module that are started before this one.
+	// Processes and containers of this module that are started before this one.
 	After []string `json:"after,omitempty"`
+	// Processes and containers of this module's earlier builds that this one takes over from: they run until
+	// this one is up.
+	Replaces []string `json:"replaces,omitempty"`
+	// How it is told to be well.
+	Health *Health `json:"health,omitempty"`
 	// When it is started again after it ended.
 	Restart Restart `json:"restart,omitempty" default:"always"`
 	// The folder it runs in: absolute, or below the bundle. Left out, it is the bundle's folder, or

@@ -236,6 +236,12 @@ func (m *Manifest) texts(do func(text) (string, error)) *Manifest {
 		p.Env = env(p.Env, Join("run.processes", name), "process "+name)
 		out.Run.Processes[name] = p
 	}
+	out.Run.Containers = maps.Clone(m.Run.Containers)
+	for _, name := range slices.Sorted(maps.Keys(m.Run.Containers)) {
+		c := m.Run.Containers[name]
+		c.Env = env(c.Env, Join("run.containers", name), "container "+name)
+		out.Run.Containers[name] = c
+	}
 	out.Run.Timers = maps.Clone(m.Run.Timers)
 	for _, name := range slices.Sorted(maps.Keys(m.Run.Timers)) {
 		t := m.Run.Timers[name]

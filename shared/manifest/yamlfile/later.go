@@ -13,8 +13,7 @@ var later = map[reflect.Type][]string{
 	reflect.TypeFor[manifest.Manifest](): {"requires", "seats", "tools", "listens", "invokes", "instances", "names-on-purpose", "provides"},
 	reflect.TypeFor[manifest.Build]():    {"image", "on"},
 	reflect.TypeFor[manifest.Bundle]():   {"toolchain", "command"},
-	reflect.TypeFor[manifest.Run]():      {"containers", "networks", "volumes", "sockets", "links", "sysctls", "kernel-modules", "groups"},
-	reflect.TypeFor[manifest.Process]():  {"health", "within", "replaces", "limits"},
+	reflect.TypeFor[manifest.Process]():  {"within", "limits"},
 	reflect.TypeFor[manifest.Timer]():    {"after"},
 	reflect.TypeFor[manifest.File]():     {"source"},
 }

@@ -20,11 +20,19 @@ const root = "../../../../"
 
 func source(t *testing.T) []byte {
 	t.Helper()
-	b, err := os.ReadFile("../../manifest.go")
-	if err != nil {
-		t.Fatal(err)
+	var all []byte
+	for _, name := range []string{"manifest.go", "container.go"} {
+		b, err := os.ReadFile("../../" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(all) > 0 { // one file has one package clause
+			_, rest, _ := strings.Cut(string(b), "package manifest\n")
+			b = []byte(rest)
+		}
+		all = append(all, b...)
 	}
-	return b
+	return all
 }
 
 // MAN-3: the reference and the schema are those of the types.
