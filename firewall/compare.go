@@ -103,7 +103,7 @@ func (c chain) sameHook(have *foundChain) bool {
 	if c.hook == hookNone {
 		return !have.based
 	}
-	return have.based && have.hook == c.hook.number() && have.priority == priority && have.typ == string(nftables.ChainTypeFilter)
+	return have.based && have.hook == c.hook.number() && have.priority == priority && have.typ == filterType
 }
 
 // differs says where have is not c; added: it has all rules of c in their order, and others.

@@ -35,8 +35,17 @@ type Driver struct {
 	flags  uint32        // those to give the table: owner and persist, or none
 	trial  uint32        // those to give the table of a trial: owner, or none
 	loaded bool          // this Driver has loaded a table before
-	seen   uint32        // generation in which the kernel held seenDigest, 0 for none
-	digest string
+	tidy   bool          // no table of a load that was cut short is left
+	last   memory
+}
+
+// memory is the table as this Driver wrote or read it last: true for one generation of the rule set, since
+// each commit of anybody makes another.
+type memory struct {
+	generation uint32 // 0: nothing is known
+	layout     *found
+	table      Table  // what the kernel held exactly; without chains it is not known
+	print      uint64 // of the kernel's listing of it, 0: not read yet
 }
 
 // Option changes what Open makes.
@@ -124,9 +133,12 @@ func (d *Driver) Load(ctx context.Context, t Table) error {
 
 // load has the turn.
 func (d *Driver) load(ctx context.Context, t Table) error {
-	have, _, err := d.steadyLayout(TableName)
+	have, err := d.known()
 	if err != nil {
 		return err
+	}
+	if d.last.table.chains != nil && d.last.table.digest == t.digest && d.owns(have) {
+		return d.tidyUp()
 	}
 	if have != nil && have.owner != 0 && have.owner != d.kernel.Port() {
 		return refusal.New("the table inet "+TableName, fmt.Sprintf("it belongs to another process (netlink port %d)", have.owner),
@@ -145,7 +157,42 @@ func (d *Driver) load(ctx context.Context, t Table) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(d.drop(warmUpTable), d.drop(handoverTable))
+	return d.tidyUp()
+}
+
+// tidyUp removes what a load, of this or of an earlier process, needed on its way.
+func (d *Driver) tidyUp() error {
+	if d.tidy {
+		return nil
+	}
+	if err := errors.Join(d.drop(warmUpTable), d.drop(handoverTable)); err != nil {
+		return err
+	}
+	d.tidy = true
+	return nil
+}
+
+// known is the layout of the table there is, from memory where that still holds.
+func (d *Driver) known() (*found, error) {
+	generation, err := d.kernel.Generation()
+	if err != nil {
+		return nil, err
+	}
+	// An owner that goes leaves the generation as it is.
+	others := d.last.layout != nil && d.last.layout.owner != 0 && d.last.layout.owner != d.kernel.Port()
+	if d.last.generation == 0 || generation != d.last.generation || others {
+		d.last = memory{}
+		if d.last.layout, d.last.generation, err = d.steadyLayout(TableName); err != nil {
+			d.last = memory{}
+			return nil, err
+		}
+	}
+	return d.last.layout, nil
+}
+
+// owns reports whether the table is this Driver's, as far as the kernel knows owners.
+func (d *Driver) owns(have *found) bool {
+	return have != nil && (d.flags == 0 || have.owner == d.kernel.Port())
 }
 
 // mustRemake reports whether have cannot become t in place: the hook of a chain is fixed, and a
@@ -168,6 +215,7 @@ func (d *Driver) mustRemake(have *found, t Table) bool {
 // handover makes the table anew while a second one with the same rules is in force: only what both
 // let in passes, and what neither does never did.
 func (d *Driver) handover(t Table) error {
+	d.tidy = false
 	if err := d.replace(handoverTable, 0, t); err != nil {
 		return fmt.Errorf("hand over: %w", err)
 	}
@@ -177,19 +225,19 @@ func (d *Driver) handover(t Table) error {
 	return d.replace(TableName, d.flags, t)
 }
 
-// replace is the transaction: the table and its chains stay, rules and elements are exchanged. It
-// names the generation it was made for, so that nobody's change in between is missed.
+// replace is the transaction: the table and its chains stay, rules and elements that are others are
+// exchanged. It names the generation it was made for, so that nobody's change in between is missed.
 func (d *Driver) replace(name string, flags uint32, t Table) error {
 	for range 10 {
-		have, generation, err := d.steadyLayout(name)
+		at, err := d.recall(name)
 		if err != nil {
 			return err
 		}
-		err = d.kernel.Commit(exchange(name, flags, generation, have, t))
+		d.last = memory{}
+		err = d.kernel.Commit(exchange(name, flags, at, t))
 		if errors.Is(err, unix.ERESTART) {
 			continue
 		}
-		d.seen, d.digest = 0, ""
 		if errors.Is(err, unix.ENOBUFS) { // the answer is lost, not the transaction
 			return d.judge(name, t)
 		}
@@ -197,83 +245,33 @@ func (d *Driver) replace(name string, flags uint32, t Table) error {
 			return err
 		}
 		if name == TableName {
-			d.seen, d.digest = generation+1, t.Digest()
+			d.last = memory{generation: at.generation + 1, layout: t.layout(flags, d.kernel.Port()), table: t}
 		}
 		return nil
 	}
 	return nfnetlink.ErrInterrupted
 }
 
+// recall is what is known of a table, read where it has to be.
+func (d *Driver) recall(name string) (memory, error) {
+	if m := d.last; name == TableName && m.generation != 0 {
+		if m.layout == nil || m.layout.counted {
+			return m, nil
+		}
+		return m, d.kernel.count(name, m.layout)
+	}
+	layout, generation, err := d.steadyLayout(name)
+	return memory{generation: generation, layout: layout}, err
+}
+
 // judge reads back what became of a transaction whose answer was lost.
 func (d *Driver) judge(name string, t Table) error {
-	have, err := d.kernel.read(name)
+	have, _, err := d.kernel.read(name, true)
 	if err != nil {
 		return err
 	}
 	if why := t.differs(have); why != "" {
 		return errors.New("the kernel's answer was lost, and " + why)
-	}
-	return nil
-}
-
-func exchange(name string, flags, generation uint32, have *found, t Table) []byte {
-	size := 4096
-	for _, c := range t.chains {
-		size += 640 * len(c.lines)
-	}
-	w := wire{nfnetlink.Buffer{B: make([]byte, 0, size)}}
-	w.BeginBatch(generation)
-	w.newTable(name, flags)
-	if have == nil {
-		have = &found{}
-	} else {
-		w.simple(unix.NFT_MSG_DELRULE, name, "")
-	}
-	for i := range have.sets {
-		s := &have.sets[i]
-		if s.flags&unix.NFT_SET_ANONYMOUS == 0 && !t.keeps(s) { // anonymous ones go with their rule
-			w.simple(unix.NFT_MSG_DELSET, name, s.name)
-		}
-	}
-	for _, c := range have.chains {
-		if t.chain(c.name) == nil {
-			w.simple(unix.NFT_MSG_DELCHAIN, name, c.name)
-		}
-	}
-	for i, s := range t.sets {
-		if s.sameShape(have.set(s.name)) {
-			w.simple(unix.NFT_MSG_DELSETELEM, name, s.name)
-		} else {
-			w.newSet(name, s, uint32(i+1))
-		}
-		w.newElements(name, s)
-	}
-	for _, c := range t.chains {
-		w.newChain(name, c)
-	}
-	for _, c := range t.chains {
-		for _, l := range c.lines {
-			w.newRule(name, c.name, l)
-		}
-	}
-	w.EndBatch()
-	return w.B
-}
-
-func (t Table) keeps(s *foundSet) bool {
-	for _, want := range t.sets {
-		if want.name == s.name {
-			return want.sameShape(s)
-		}
-	}
-	return false
-}
-
-func (t Table) chain(name string) *chain {
-	for i := range t.chains {
-		if t.chains[i].name == name {
-			return &t.chains[i]
-		}
 	}
 	return nil
 }
@@ -300,29 +298,58 @@ func (d *Driver) Drift(ctx context.Context, want Table) (Drift, error) {
 		return Drift{}, err
 	}
 	defer give()
-	digest := want.Digest()
 	generation, err := d.kernel.Generation()
 	if err != nil {
 		return Drift{}, fmt.Errorf("read packet filter: %w", err)
 	}
-	if generation == d.seen && digest == d.digest {
+	// What was known of the table, if it is what is wanted.
+	was := d.last
+	if was.table.chains == nil || was.table.digest != want.digest {
+		was = memory{}
+	}
+	if was.generation == generation && d.owns(was.layout) {
 		return Drift{}, nil
 	}
-	var have *found
-	generation, err = d.kernel.steady(func() (err error) {
-		have, err = d.kernel.read(TableName)
-		return err
-	})
+	drift, err := d.readBack(want, was)
 	if err != nil {
 		return Drift{}, fmt.Errorf("read packet filter: %w", err)
+	}
+	return drift, nil
+}
+
+// readBack compares the kernel's table with want. A listing that is byte for byte the one that was want
+// before is it again, and is not looked into.
+func (d *Driver) readBack(want Table, was memory) (Drift, error) {
+	var have *found
+	var print uint64
+	read := func(decode bool) (uint32, error) {
+		return d.kernel.steady(func() (err error) {
+			have, print, err = d.kernel.read(TableName, decode)
+			return err
+		})
+	}
+	if was.print != 0 {
+		generation, err := read(false)
+		if err != nil {
+			return Drift{}, err
+		}
+		if print == was.print {
+			was.generation = generation
+			d.last = was
+			return Drift{}, nil
+		}
+	}
+	generation, err := read(true)
+	if err != nil {
+		return Drift{}, err
 	}
 	if drift := want.drift(have); drift.What != "" {
 		return drift, nil
 	}
-	if d.flags != 0 && have.owner != d.kernel.Port() {
+	if !d.owns(have) {
 		return Drift{What: "nobody owns the table"}, nil
 	}
-	d.seen, d.digest = generation, digest
+	d.last = memory{generation: generation, layout: have.outline(), table: want, print: print}
 	return Drift{}, nil
 }
 
@@ -333,7 +360,7 @@ func (d *Driver) Delete(ctx context.Context) error {
 		return err
 	}
 	defer give()
-	d.seen = 0
+	d.last = memory{}
 	if err := errors.Join(d.drop(TableName), d.drop(handoverTable), d.drop(warmUpTable), d.drop(trialTable), d.drop(BootTable)); err != nil {
 		return fmt.Errorf("delete packet filter: %w", err)
 	}
@@ -350,7 +377,7 @@ func (d *Driver) drop(name string) error {
 	w.BeginBatch(0)
 	w.simple(unix.NFT_MSG_DELTABLE, name, "")
 	w.EndBatch()
-	d.seen = 0
+	d.last = memory{}
 	if err := d.kernel.Commit(w.B); err != nil && !errors.Is(err, unix.ENOENT) {
 		return err
 	}
@@ -387,6 +414,7 @@ func (d *Driver) warm(ctx context.Context) error {
 		{name: "input", hook: hookInput, lines: []line{{match: match, verdict: accept}}},
 		{name: "forward", hook: hookForward, lines: []line{{match: match, verdict: accept}}},
 	}}
+	d.tidy = false
 	if err := d.replace(warmUpTable, 0, t); err != nil {
 		return fmt.Errorf("warm up: %w", err)
 	}

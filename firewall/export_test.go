@@ -2,6 +2,6 @@ package firewall
 
 // Reread is d without its memory of what it saw: its next look reads the kernel.
 func Reread(d *Driver) *Driver {
-	d.seen = 0
+	d.last = memory{}
 	return d
 }

@@ -3,6 +3,7 @@ package firewall
 import (
 	"bytes"
 	"errors"
+	"hash/maphash"
 
 	"golang.org/x/sys/unix"
 
@@ -15,6 +16,9 @@ type found struct {
 	owner  uint32 // port of the socket that owns it, 0 for none
 	chains []foundChain
 	sets   []foundSet
+	// counters are the names of those it has, where counted.
+	counters []string
+	counted  bool
 }
 
 type foundChain struct {
@@ -57,8 +61,25 @@ type kernel struct{ *nfnetlink.Socket }
 
 // layout reads a table without the content of its chains and sets, or nil when there is none.
 func (k kernel) layout(name string) (*found, error) {
+	f, err := k.outline(name, nil)
+	if f == nil || err != nil {
+		return nil, err
+	}
+	return f, k.count(name, f)
+}
+
+// count adds the names of the counters to f.
+func (k kernel) count(name string, f *found) error {
+	f.counters, f.counted = nil, true
+	return k.List(unix.NFT_MSG_GETOBJ, unix.NFPROTO_INET, func(m nfnetlink.Message) { f.addCounter(name, m) }, name)
+}
+
+// outline is layout without the counters. print takes all that the kernel said, but for what differs from
+// one listing to the next.
+func (k kernel) outline(name string, print *maphash.Hash) (*found, error) {
 	f := &found{}
 	err := k.Get(unix.NFT_MSG_GETTABLE, unix.NFPROTO_INET, func(m nfnetlink.Message) {
+		add(print, m)
 		for typ, v := range m.Attributes() {
 			switch typ {
 			case attrTableFlags:
@@ -74,28 +95,71 @@ func (k kernel) layout(name string) (*found, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := k.List(unix.NFT_MSG_GETCHAIN, unix.NFPROTO_INET, func(m nfnetlink.Message) { f.addChain(name, m) }, name); err != nil {
+	if err := k.List(unix.NFT_MSG_GETCHAIN, unix.NFPROTO_INET, func(m nfnetlink.Message) {
+		if f.addChain(name, m) {
+			add(print, m)
+		}
+	}, name); err != nil {
 		return nil, err
 	}
-	return f, k.List(unix.NFT_MSG_GETSET, unix.NFPROTO_INET, func(m nfnetlink.Message) { f.addSet(name, m) }, name)
+	return f, k.List(unix.NFT_MSG_GETSET, unix.NFPROTO_INET, func(m nfnetlink.Message) {
+		add(print, m)
+		f.addSet(name, m)
+	}, name)
 }
 
-// read is layout with the rules and elements.
-func (k kernel) read(name string) (*found, error) {
-	f, err := k.layout(name)
-	if f == nil || err != nil {
-		return nil, err
+// seed is that of the fingerprints of this process.
+var seed = maphash.MakeSeed()
+
+func add(print *maphash.Hash, m nfnetlink.Message) {
+	if print != nil && len(m.Body) > 4 { // the header before has the generation
+		print.Write(m.Body[4:])
 	}
-	if err := k.List(unix.NFT_MSG_GETRULE, unix.NFPROTO_INET, func(m nfnetlink.Message) { f.addRule(name, m) }, name); err != nil {
-		return nil, err
+}
+
+// read is outline with the rules and elements, which it decodes where asked to, and the fingerprint of it
+// all: equal ones are equal tables, in every byte but the counts of packets.
+func (k kernel) read(name string, decode bool) (*found, uint64, error) {
+	var print maphash.Hash
+	print.SetSeed(seed)
+	f, err := k.outline(name, &print)
+	if f == nil || err != nil {
+		return nil, 0, err
+	}
+	if err := k.List(unix.NFT_MSG_GETRULE, unix.NFPROTO_INET, func(m nfnetlink.Message) {
+		add(&print, m)
+		if decode {
+			f.addRule(name, m)
+		}
+	}, name); err != nil {
+		return nil, 0, err
 	}
 	for i := range f.sets {
 		set := &f.sets[i]
-		if err := k.List(unix.NFT_MSG_GETSETELEM, unix.NFPROTO_INET, set.addEntries, name, set.name); err != nil {
-			return nil, err
+		if err := k.List(unix.NFT_MSG_GETSETELEM, unix.NFPROTO_INET, func(m nfnetlink.Message) {
+			add(&print, m)
+			if decode {
+				set.addEntries(m)
+			}
+		}, name, set.name); err != nil {
+			return nil, 0, err
 		}
 	}
-	return f, nil
+	return f, print.Sum64() | 1, nil
+}
+
+// outline is f without rules and elements.
+func (f *found) outline() *found {
+	o := &found{flags: f.flags, owner: f.owner, counters: f.counters, counted: f.counted}
+	for _, c := range f.chains {
+		c.rules = nil
+		o.chains = append(o.chains, c)
+	}
+	for _, s := range f.sets {
+		s.entries = nil
+		o.sets = append(o.sets, s)
+	}
+	return o
 }
 
 // steady calls read between two equal generations: the kernel gives no sign of a listing that a
@@ -118,7 +182,8 @@ func (k kernel) steady(read func() error) (generation uint32, err error) {
 	return 0, nfnetlink.ErrInterrupted
 }
 
-func (f *found) addChain(table string, m nfnetlink.Message) {
+// addChain reports whether m is about table: the kernel lists the chains of all of the family.
+func (f *found) addChain(table string, m nfnetlink.Message) bool {
 	var c foundChain
 	var of string
 	for typ, v := range m.Attributes() {
@@ -143,9 +208,37 @@ func (f *found) addChain(table string, m nfnetlink.Message) {
 			}
 		}
 	}
-	if of == table { // the kernel lists the chains of every table of the family
+	if of == table {
 		f.chains = append(f.chains, c)
 	}
+	return of == table
+}
+
+func (f *found) addCounter(table string, m nfnetlink.Message) {
+	var of, name string
+	var kind uint32
+	for typ, v := range m.Attributes() {
+		switch typ {
+		case unix.NFTA_OBJ_TABLE:
+			of = nfnetlink.Text(v)
+		case unix.NFTA_OBJ_NAME:
+			name = nfnetlink.Text(v)
+		case unix.NFTA_OBJ_TYPE:
+			kind = nfnetlink.Number(v)
+		}
+	}
+	if of == table && kind == objectCounter {
+		f.counters = append(f.counters, name)
+	}
+}
+
+// names are the counters.
+func (f *found) names() map[string]bool {
+	names := make(map[string]bool, len(f.counters))
+	for _, c := range f.counters {
+		names[c] = true
+	}
+	return names
 }
 
 func (f *found) addSet(table string, m nfnetlink.Message) {

@@ -8,13 +8,23 @@ import (
 
 	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
+
+	"mesh/shared/rule"
 )
 
 // Table is a compiled table: a value that Text prints and Driver loads. Make it with Compile.
 type Table struct {
-	sets   []set
-	chains []chain
-	digest string // of Text
+	sets     []set
+	counters []counter
+	chains   []chain
+	digest   string // of Text
+}
+
+// A counter has a name of its own, so that its count outlives every change of the rules that name it, and
+// an agent's restart. Its name says what it counts; nothing else depends on it.
+type counter struct {
+	name, words string
+	allow       *rule.Allow // nil: it counts no declared rule
 }
 
 // A set holds keys of one kind. In an interval set an element is a range of keys.
@@ -71,6 +81,8 @@ func (h hook) number() uint32 {
 // what nobody else had refused.
 const priority = 15
 
+const filterType = string(nftables.ChainTypeFilter)
+
 type chain struct {
 	name  string
 	hook  hook // hookNone: reached by a jump
@@ -82,19 +94,20 @@ type line struct {
 	match   []term
 	limit   *limit
 	log     string
-	counter bool
+	counter string // its name
 	verdict verdict
 	comment string
 }
 
 // term loads parts of a packet into registers and compares them: with value (after mask, where
-// given), or by looking them up in set. A term without text is one nft adds by itself.
+// given), with all from value to last, or by looking them up in set. A term without text is one nft adds
+// by itself.
 type term struct {
-	text        string
-	loads       []load
-	mask, value []byte
-	set         string
-	not         bool
+	text              string
+	loads             []load
+	mask, value, last []byte
+	set               string
+	not               bool
 }
 
 type loadKind uint8
@@ -170,6 +183,9 @@ func (t Table) text(name string) string {
 	for _, s := range t.sets {
 		s.print(&b, false)
 	}
+	for _, c := range t.counters {
+		fmt.Fprintf(&b, "\tcounter %s {\n\t\tcomment %q\n\t}\n", c.name, c.words)
+	}
 	b.WriteString("}\n")
 	for _, s := range t.sets {
 		fmt.Fprintf(&b, "flush set inet %s %s\n", name, s.name)
@@ -227,8 +243,8 @@ func (l line) String() string {
 	if l.log != "" {
 		words = append(words, fmt.Sprintf("log prefix %q group %d", l.log, LogGroup))
 	}
-	if l.counter {
-		words = append(words, "counter")
+	if l.counter != "" {
+		words = append(words, fmt.Sprintf("counter name %q", l.counter))
 	}
 	if l.verdict.word != "" {
 		words = append(words, l.verdict.word)

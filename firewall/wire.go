@@ -20,9 +20,10 @@ const (
 )
 
 const (
-	attrTableFlags = 2    // NFTA_TABLE_FLAGS
-	attrTableOwner = 7    // NFTA_TABLE_OWNER
-	maxElements    = 1000 // per message: an attribute ends at 64 KiB
+	attrTableFlags     = 2    // NFTA_TABLE_FLAGS
+	attrTableOwner     = 7    // NFTA_TABLE_OWNER
+	attrObjectUserData = 8    // NFTA_OBJ_USERDATA
+	maxElements        = 1000 // per message: an attribute ends at 64 KiB
 )
 
 // wire writes the messages of nf_tables that make mesh's table.
@@ -137,6 +138,29 @@ func (w *wire) newElements(table string, s set) {
 	}
 }
 
+// objectCounter is NFT_OBJECT_COUNTER.
+const objectCounter = 1
+
+// newCounter makes a counter that is not there; one that is keeps its count.
+func (w *wire) newCounter(table string, c counter) {
+	w.Nft(unix.NFT_MSG_NEWOBJ, unix.NLM_F_CREATE, unix.NFPROTO_INET)
+	w.Str(unix.NFTA_OBJ_TABLE, table)
+	w.Str(unix.NFTA_OBJ_NAME, c.name)
+	w.U32(unix.NFTA_OBJ_TYPE, objectCounter)
+	w.Shut(w.Open(unix.NFTA_OBJ_DATA))
+	w.Bytes(attrObjectUserData, userdata.AppendString(nil, userdata.TypeComment, c.words))
+	w.Finish()
+}
+
+// delCounter removes a counter that no rule names any more.
+func (w *wire) delCounter(table, name string) {
+	w.Nft(unix.NFT_MSG_DELOBJ, 0, unix.NFPROTO_INET)
+	w.Str(unix.NFTA_OBJ_TABLE, table)
+	w.Str(unix.NFTA_OBJ_NAME, name)
+	w.U32(unix.NFTA_OBJ_TYPE, objectCounter)
+	w.Finish()
+}
+
 func (w *wire) newChain(table string, c chain) {
 	w.Nft(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, unix.NFPROTO_INET)
 	w.Str(unix.NFTA_CHAIN_TABLE, table)
@@ -147,7 +171,7 @@ func (w *wire) newChain(table string, c chain) {
 		w.U32(unix.NFTA_HOOK_PRIORITY, priority)
 		w.Shut(at)
 		w.U32(unix.NFTA_CHAIN_POLICY, uint32(nftables.ChainPolicyAccept))
-		w.Str(unix.NFTA_CHAIN_TYPE, string(nftables.ChainTypeFilter))
+		w.Str(unix.NFTA_CHAIN_TYPE, filterType)
 	}
 	w.Finish()
 }
@@ -190,8 +214,11 @@ func (w *wire) expressions(l line) {
 			w.Str(unix.NFTA_LOG_PREFIX, l.log)
 		})
 	}
-	if l.counter {
-		w.expression("counter", func() {})
+	if l.counter != "" {
+		w.expression("objref", func() {
+			w.U32(unix.NFTA_OBJREF_IMM_TYPE, objectCounter)
+			w.Str(unix.NFTA_OBJREF_IMM_NAME, l.counter)
+		})
 	}
 	if l.verdict.word != "" {
 		w.expression("immediate", func() {
@@ -240,14 +267,22 @@ func (w *wire) term(t term) {
 		})
 		return
 	}
+	switch {
+	case t.last != nil:
+		w.compare(unix.NFT_CMP_GTE, t.value)
+		w.compare(unix.NFT_CMP_LTE, t.last)
+	case t.not:
+		w.compare(unix.NFT_CMP_NEQ, t.value)
+	default:
+		w.compare(unix.NFT_CMP_EQ, t.value)
+	}
+}
+
+func (w *wire) compare(op uint32, value []byte) {
 	w.expression("cmp", func() {
-		op := uint32(unix.NFT_CMP_EQ)
-		if t.not {
-			op = unix.NFT_CMP_NEQ
-		}
 		w.U32(unix.NFTA_CMP_SREG, unix.NFT_REG_1)
 		w.U32(unix.NFTA_CMP_OP, op)
-		w.Value(unix.NFTA_CMP_DATA, t.value)
+		w.Value(unix.NFTA_CMP_DATA, value)
 	})
 }
 

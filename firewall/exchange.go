@@ -1,0 +1,173 @@
+package firewall
+
+import (
+	"bytes"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"mesh/firewall/internal/nfnetlink"
+)
+
+// exchange writes the transaction that makes t of the table that was, nil for none. Where its content is
+// known exactly, sets and chains that stay the same are left alone.
+func exchange(name string, flags uint32, was memory, t Table) []byte {
+	have, before := was.layout, was.table
+	if have == nil {
+		have, before = &found{}, Table{}
+	}
+	if slices.ContainsFunc(t.sets, func(s set) bool { h := have.set(s.name); return h != nil && !s.sameShape(h) }) {
+		before = Table{} // a set made anew leaves no rule alone that asks it
+	}
+	w := wire{nfnetlink.Buffer{B: make([]byte, 0, t.size(before))}}
+	w.BeginBatch(was.generation)
+	w.newTable(name, flags)
+	w.clear(name, have, t, before)
+	for i, s := range t.sets {
+		if !s.sameShape(have.set(s.name)) {
+			w.newSet(name, s, uint32(i+1))
+			w.newElements(name, s)
+			continue
+		}
+		if old := before.set(s.name); old == nil || !s.equal(*old) {
+			w.simple(unix.NFT_MSG_DELSETELEM, name, s.name)
+			w.newElements(name, s)
+		}
+	}
+	for _, c := range t.chains {
+		if old := before.chain(c.name); old == nil {
+			w.newChain(name, c)
+		}
+	}
+	counted := have.names()
+	for _, c := range t.counters {
+		if !counted[c.name] {
+			w.newCounter(name, c)
+		}
+	}
+	for _, c := range t.chains {
+		if old := before.chain(c.name); old != nil && old.equal(c) {
+			continue
+		}
+		for _, l := range c.lines {
+			w.newRule(name, c.name, l)
+		}
+	}
+	w.EndBatch()
+	return w.B
+}
+
+// clear removes what is to be written anew, and what is no part of t.
+func (w *wire) clear(name string, have *found, t, before Table) {
+	switch {
+	case before.chains != nil:
+		for _, c := range before.chains {
+			if now := t.chain(c.name); now == nil || !now.equal(c) {
+				w.simple(unix.NFT_MSG_DELRULE, name, c.name)
+			}
+		}
+	case len(have.chains) > 0:
+		w.simple(unix.NFT_MSG_DELRULE, name, "")
+	}
+	for i := range have.sets {
+		s := &have.sets[i]
+		if s.flags&unix.NFT_SET_ANONYMOUS == 0 && !t.keeps(s) { // anonymous ones go with their rule
+			w.simple(unix.NFT_MSG_DELSET, name, s.name)
+		}
+	}
+	for _, c := range have.chains {
+		if t.chain(c.name) == nil {
+			w.simple(unix.NFT_MSG_DELCHAIN, name, c.name)
+		}
+	}
+	wanted := make(map[string]bool, len(t.counters))
+	for _, c := range t.counters {
+		wanted[c.name] = true
+	}
+	for _, c := range have.counters {
+		if !wanted[c] {
+			w.delCounter(name, c)
+		}
+	}
+}
+
+// size is about how many bytes the transaction has.
+func (t Table) size(before Table) int {
+	size := 8 << 10
+	for _, c := range t.chains {
+		if old := before.chain(c.name); old == nil || !old.equal(c) {
+			size += 600 * len(c.lines)
+		}
+	}
+	for _, s := range t.sets {
+		if old := before.set(s.name); old == nil || !s.equal(*old) {
+			size += 2 * 48 * len(s.elements)
+		}
+	}
+	return size + 128*len(t.counters)
+}
+
+func (t Table) keeps(s *foundSet) bool {
+	want := t.set(s.name)
+	return want != nil && want.sameShape(s)
+}
+
+func (t Table) chain(name string) *chain {
+	for i := range t.chains {
+		if t.chains[i].name == name {
+			return &t.chains[i]
+		}
+	}
+	return nil
+}
+
+func (t Table) set(name string) *set {
+	for i := range t.sets {
+		if t.sets[i].name == name {
+			return &t.sets[i]
+		}
+	}
+	return nil
+}
+
+// layout is t as the kernel would list it, without rules and elements.
+func (t Table) layout(flags, owner uint32) *found {
+	f := &found{flags: flags, counted: true}
+	if flags&tableOwner != 0 {
+		f.owner = owner
+	}
+	for _, c := range t.chains {
+		g := foundChain{name: c.name}
+		if c.hook != hookNone {
+			g.based, g.hook, g.priority, g.typ = true, c.hook.number(), priority, filterType
+		}
+		f.chains = append(f.chains, g)
+	}
+	for _, s := range t.sets {
+		f.sets = append(f.sets, foundSet{name: s.name, flags: s.flags(), key: s.kind.key, len: s.kind.size})
+	}
+	for _, c := range t.counters {
+		f.counters = append(f.counters, c.name)
+	}
+	return f
+}
+
+func (s set) equal(o set) bool {
+	return s.name == o.name && s.kind == o.kind && s.interval == o.interval && s.merge == o.merge &&
+		slices.EqualFunc(s.elements, o.elements, func(a, b element) bool { return bytes.Equal(a.first, b.first) && bytes.Equal(a.last, b.last) })
+}
+
+func (c chain) equal(o chain) bool {
+	return c.name == o.name && c.hook == o.hook && slices.EqualFunc(c.lines, o.lines, line.equal)
+}
+
+func (l line) equal(o line) bool {
+	sameLimit := l.limit == o.limit || l.limit != nil && o.limit != nil && *l.limit == *o.limit
+	return sameLimit && l.comment == o.comment && l.counter == o.counter && l.log == o.log && l.verdict == o.verdict &&
+		slices.EqualFunc(l.match, o.match, term.equal)
+}
+
+func (t term) equal(o term) bool {
+	return t.text == o.text && t.set == o.set && t.not == o.not && bytes.Equal(t.value, o.value) && bytes.Equal(t.last, o.last) &&
+		bytes.Equal(t.mask, o.mask) && slices.Equal(t.loads, o.loads)
+}
