@@ -105,7 +105,7 @@ func unfit(i Instance, f records.Facts) string {
 		return fmt.Sprintf("it needs a machine of %s, this one is %s", orList(needs.Arch), f.Arch)
 	case len(needs.OS) > 0 && f.OS != "" && !slices.Contains(needs.OS, f.OS):
 		return fmt.Sprintf("it needs the system %s, this one has %s", orList(needs.OS), f.OS)
-	case needs.Engine && f.OS != "" && f.Engine == "":
+	case m.NeedsEngine() && f.OS != "" && f.Engine == "":
 		return "it needs a container engine, this machine has none"
 	}
 	if why := noImage(i.Build, f.Arch); why != "" {
