@@ -1,0 +1,352 @@
+package converge
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"mesh/firewall/foreign"
+	"mesh/shared/refusal"
+	"mesh/shared/report"
+)
+
+const (
+	// mostCopied bounds a file that is copied into the receipt, in bytes; a longer one is left out.
+	mostCopied = 1 << 20
+	// mostSaved bounds what is read of iptables-save.
+	mostSaved = 16 << 20
+	// unitName is what the programs run as.
+	unitName = "mesh-converge"
+)
+
+// savers are the programs whose output describes iptables' rules, and those that take it back.
+var savers = [...]struct{ save, restore string }{{"iptables-save", "iptables-restore"}, {"ip6tables-save", "ip6tables-restore"}}
+
+// describe writes down how p is, before anything is done to it.
+func (c *Converger) describe(ctx context.Context, p prospect) (front, error) {
+	f := front{Name: p.Name, Units: p.units, Text: p.text, Tables: p.tables}
+	for _, path := range p.method.files {
+		st, err := c.cfg.Files.Observe(path)
+		if err != nil || !st.Exists {
+			continue
+		}
+		if b, err := c.cfg.Files.Read(path, mostCopied); err == nil { // a copy for people: a file that is too large is none
+			f.Files = append(f.Files, copied{Path: path, Mode: st.Mode, Content: b})
+		}
+	}
+	if p.method.stops {
+		also, err := c.dependents(ctx, p.units)
+		if err != nil {
+			return f, err
+		}
+		f.Also = also
+	}
+	if p.method.rules {
+		f.Rules = map[string]string{}
+		for _, s := range savers {
+			if !c.installed(s.save) {
+				continue
+			}
+			text, err := c.saved(ctx, s.save)
+			if err != nil {
+				return f, err
+			}
+			f.Rules[s.restore] = text
+		}
+	}
+	return f, nil
+}
+
+// dependents are running units that systemd stops when it stops all: fail2ban's is a part of firewalld's, and
+// lifts its bans as it stops.
+func (c *Converger) dependents(ctx context.Context, all []unit) ([]string, error) {
+	if len(all) == 0 {
+		return nil, nil
+	}
+	argv := []string{"systemctl", "show", "--value", "--property=ConsistsOf,BoundBy,RequiredBy"}
+	for _, u := range all {
+		argv = append(argv, u.Name)
+	}
+	out, err := c.run(ctx, argv...)
+	if err != nil {
+		return nil, err
+	}
+	var found []string
+	for _, name := range strings.Fields(out) {
+		if strings.Contains(name, ".") && !slices.Contains(found, name) && !slices.ContainsFunc(all, func(u unit) bool { return u.Name == name }) {
+			found = append(found, name)
+		}
+	}
+	states, err := c.cfg.Units.States(ctx, found)
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(found, func(name string) bool { return !states[name].Running() }), nil
+}
+
+// retire puts f out of force. It may be repeated.
+func (c *Converger) retire(ctx context.Context, f front) error {
+	m := methods()[f.Name]
+	if err := c.commands(ctx, m.off, f); err != nil {
+		return err
+	}
+	running, starts := f.pick()
+	if m.stops && len(running) > 0 {
+		if _, err := c.run(ctx, append([]string{"systemctl", "stop"}, running...)...); err != nil {
+			return err
+		}
+	}
+	if len(starts) > 0 {
+		if _, err := c.run(ctx, append([]string{"systemctl", "--quiet", "disable"}, starts...)...); err != nil {
+			return err
+		}
+	}
+	if m.tables {
+		if err := c.deleteTables(ctx, f.Tables); err != nil {
+			return err
+		}
+	}
+	if m.rules {
+		if err := c.takeOut(ctx); err != nil {
+			return err
+		}
+	}
+	if m.opens {
+		if err := c.openPolicies(ctx); err != nil {
+			return err
+		}
+	}
+	return c.start(ctx, f.Also)
+}
+
+// restore puts f back in force as it was. It may be repeated.
+func (c *Converger) restore(ctx context.Context, f front) error {
+	m := methods()[f.Name]
+	running, starts := f.pick()
+	if len(starts) > 0 {
+		if _, err := c.run(ctx, append([]string{"systemctl", "--quiet", "enable"}, starts...)...); err != nil {
+			return err
+		}
+	}
+	if m.tables {
+		if err := c.loadTables(ctx, f); err != nil {
+			return err
+		}
+	}
+	if m.rules {
+		if err := c.putBack(ctx, f.Rules); err != nil {
+			return err
+		}
+	}
+	if m.stops {
+		if err := c.start(ctx, running); err != nil {
+			return err
+		}
+	}
+	return c.commands(ctx, m.on, f)
+}
+
+// pick are the units of f that ran, and those that started at boot.
+func (f front) pick() (running, starts []string) {
+	for _, u := range f.Units {
+		if u.Running {
+			running = append(running, u.Name)
+		}
+		if enabled(u.File) {
+			starts = append(starts, u.Name)
+		}
+	}
+	return running, starts
+}
+
+// commands runs those whose program is there and whose unit ran.
+func (c *Converger) commands(ctx context.Context, all []command, f front) error {
+	running, _ := f.pick()
+	for _, x := range all {
+		if x.unit != "" && !slices.Contains(running, x.unit) || !c.installed(x.argv[0]) {
+			continue
+		}
+		if _, err := c.run(ctx, x.argv...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// start starts units that do not run.
+func (c *Converger) start(ctx context.Context, units []string) error {
+	if len(units) == 0 {
+		return nil
+	}
+	_, err := c.run(ctx, append([]string{"systemctl", "start"}, units...)...)
+	return err
+}
+
+// run runs a program outside the sandbox. One that fails is a refusal, with the end of its words.
+func (c *Converger) run(ctx context.Context, argv ...string) (output string, err error) {
+	exit, output, err := c.cfg.Run.Run(ctx, unitName, argv)
+	if err != nil {
+		return "", err
+	}
+	if exit != 0 {
+		words := strings.Join(strings.Fields(output), " ")
+		return "", refusal.New("what a converge runs: "+strings.Join(argv, " "), report.Cut(fmt.Sprintf("it ended with %d: %s", exit, words), 500),
+			"look at it on the machine, then converge again")
+	}
+	return output, nil
+}
+
+// saved is what save prints. It prints into a file: what Run returns is bounded.
+func (c *Converger) saved(ctx context.Context, save string) (text string, err error) {
+	path := filepath.Join(c.cfg.Scratch, unitName+"."+filepath.Base(save))
+	defer func() { err = errors.Join(err, gone(os.Remove(path))) }()
+	if _, err := c.run(ctx, save, "--file", path); err != nil {
+		return "", err
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return "", err
+	}
+	if info.Size() > mostSaved {
+		return "", refusal.Newf("what "+save+" prints", "retire the front end by hand", "it has %d bytes, at most %d are kept", info.Size(), mostSaved)
+	}
+	b, err := os.ReadFile(path)
+	return string(b), err
+}
+
+// gone is no error about what is not there.
+func gone(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// hand runs a program with a file of that text as its last argument.
+func (c *Converger) hand(ctx context.Context, text string, argv ...string) (err error) {
+	path := filepath.Join(c.cfg.Scratch, unitName+"."+filepath.Base(argv[0]))
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, gone(os.Remove(path))) }()
+	_, err = c.run(ctx, append(argv, path)...)
+	return err
+}
+
+// takeOut takes a front end's rules out of the tables it shares.
+func (c *Converger) takeOut(ctx context.Context) error {
+	return c.eachSaver(ctx, func(restore, now string) string { return retireRules(now) })
+}
+
+// putBack puts them back.
+func (c *Converger) putBack(ctx context.Context, before map[string]string) error {
+	return c.eachSaver(ctx, func(restore, now string) string { return restoreRules(before[restore], now) })
+}
+
+// openPolicies has iptables' chains accept what meets no rule.
+func (c *Converger) openPolicies(ctx context.Context) error {
+	return c.eachSaver(ctx, func(restore, now string) string {
+		var b strings.Builder
+		for _, t := range parseSaved(now) {
+			if opens := t.opens(); len(opens) > 0 {
+				fmt.Fprintf(&b, "*%s\n", t.name)
+				for _, chain := range opens {
+					fmt.Fprintf(&b, ":%s ACCEPT [0:0]\n", chain)
+				}
+				b.WriteString("COMMIT\n")
+			}
+		}
+		return b.String()
+	})
+}
+
+// eachSaver changes the rules of both families in one transaction each, by what change makes of them.
+func (c *Converger) eachSaver(ctx context.Context, change func(restore, now string) string) error {
+	for _, s := range savers {
+		if !c.installed(s.save) {
+			continue
+		}
+		now, err := c.saved(ctx, s.save)
+		if err != nil {
+			return err
+		}
+		if text := change(s.restore, now); text != "" {
+			if err := c.hand(ctx, text, s.restore, "--noflush"); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// deleteTables deletes those that are there.
+func (c *Converger) deleteTables(ctx context.Context, tables []string) error {
+	there, err := c.there(ctx, tables)
+	if err != nil || len(there) == 0 {
+		return err
+	}
+	return c.hand(ctx, deletions(there), "nft", "--file")
+}
+
+// there are those of tables that are in force.
+func (c *Converger) there(ctx context.Context, tables []string) (there []string, err error) {
+	rs, err := c.read(ctx)
+	for _, t := range rs.Tables {
+		if name := t.Family + " " + t.Name; slices.Contains(tables, name) {
+			there = append(there, name)
+		}
+	}
+	return there, err
+}
+
+func deletions(tables []string) string {
+	var b bytes.Buffer
+	for _, t := range tables {
+		family, name, _ := strings.Cut(t, " ")
+		fmt.Fprintf(&b, "delete table %s %q\n", family, name)
+	}
+	return b.String()
+}
+
+// loadTables loads what nftables.service did, but for its first line: that flushes everybody's rules.
+func (c *Converger) loadTables(ctx context.Context, f front) error {
+	there, err := c.there(ctx, f.Tables)
+	if err != nil {
+		return err
+	}
+	return c.hand(ctx, deletions(there)+withoutFlush(f.Text), "nft", "--file")
+}
+
+// withoutFlush is an nft file without the words that flush all tables.
+func withoutFlush(text string) string {
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		if w := strings.Fields(strings.TrimRight(strings.TrimSpace(line), "; ")); len(w) >= 2 && w[0] == "flush" && w[1] == "ruleset" {
+			continue
+		}
+		b.WriteString(line)
+	}
+	return b.String()
+}
+
+// read reads all rule sets.
+func (c *Converger) read(ctx context.Context) (foreign.Ruleset, error) {
+	rs, err := c.cfg.Read(ctx, c.saveLegacy)
+	if err != nil {
+		return rs, err
+	}
+	rs.Served = foreign.Served(c.cfg.Files.Path())
+	return rs, nil
+}
+
+// saveLegacy runs iptables-legacy-save, which needs what the agent's sandbox does not give.
+func (c *Converger) saveLegacy(ctx context.Context, path string) ([]byte, error) {
+	text, err := c.saved(ctx, path)
+	return []byte(text), err
+}
