@@ -16,18 +16,22 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"mesh/agent/apply"
 	"mesh/agent/filter"
+	"mesh/agent/journal"
 	"mesh/agent/link"
+	"mesh/agent/serve"
 	"mesh/agent/show"
 	"mesh/agent/state"
 	"mesh/shared/bus"
 	"mesh/shared/clock"
 	"mesh/shared/credential"
+	"mesh/shared/declaration"
 	"mesh/shared/report"
 	"mesh/shared/subject"
 	"mesh/shared/version"
@@ -98,6 +102,12 @@ type Agent struct {
 	boot    string
 	digest  <-chan string // delivers once
 	emptied chan struct{} // capacity 1: the outbox was emptied
+	calls   chan func(*waiting)
+	resting chan struct{} // closed when the loop has ended
+	journal *journal.Reader
+	serve   *serve.Server
+
+	made atomic.Uint64 // the number of the last report; 0 before the first of this life
 
 	// The loop's goroutine owns the rest.
 	me      report.Agent
@@ -123,7 +133,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 			err = nil // told to stop while it started
 		}
 	}()
-	a := &Agent{cfg: cfg, emptied: make(chan struct{}, 1), node: subject.Node(cfg.Credential.Name), boot: bootID(), me: report.Agent{Version: version.String()}}
+	a := &Agent{cfg: cfg, emptied: make(chan struct{}, 1), calls: make(chan func(*waiting)), resting: make(chan struct{}), node: subject.Node(cfg.Credential.Name), boot: bootID(), me: report.Agent{Version: version.String()}}
 	release, err := lock(cfg.Dir)
 	if err != nil {
 		return err
@@ -159,12 +169,15 @@ func Run(ctx context.Context, cfg Config) (err error) {
 		return err
 	}
 	defer a.conn.Close()
-	a.link = link.New(link.Config{Node: a.node, Conn: a.conn, Outbox: a.store, Alive: a.alive, Emptied: func() { poke(a.emptied) }, Clock: cfg.Clock, Log: cfg.Log})
+	a.link = link.New(link.Config{Node: a.node, Conn: a.conn, Outbox: a.store, Alive: a.alive, Stands: a.stands, Emptied: func() { poke(a.emptied) }, Clock: cfg.Clock, Log: cfg.Log})
 	a.engine, err = apply.New(a.engineConfig())
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, a.engine.Close()) }()
+	if err := a.answers(); err != nil {
+		return err
+	}
 	living = true
 	return a.run(ctx)
 }
@@ -210,7 +223,7 @@ func (a *Agent) run(ctx context.Context) error {
 		run  func(context.Context) error
 	}
 	jobs, results := make(chan job), make(chan done)
-	parts := []part{{"bus link", a.link.Run}, {"apply", func(ctx context.Context) error { return a.work(ctx, jobs, results) }}}
+	parts := []part{{"bus link", a.link.Run}, {"verbs", a.serve.Run}, {"journal", a.journal.Run}, {"apply", func(ctx context.Context) error { return a.work(ctx, jobs, results) }}}
 	if a.machine.Filter != nil {
 		parts = append(parts, part{"packet filter", a.machine.Filter.Run})
 	}
@@ -257,7 +270,14 @@ func (a *Agent) leave(ctx context.Context) {
 // alive is the heartbeat; the link's goroutine asks for it.
 func (a *Agent) alive() report.Heartbeat {
 	seq, _ := a.store.Newest()
-	return report.Heartbeat{At: a.cfg.Clock.Now().UnixMilli(), Seq: seq}
+	return report.Heartbeat{At: a.cfg.Clock.Now().UnixMilli(), Seq: seq, Report: a.made.Load()}
+}
+
+// stands says that there is nothing to do and nothing new to say about signed: it is the declaration held,
+// and whoever sent it holds the last report. The link's goroutine asks.
+func (a *Agent) stands(signed declaration.Signed, known uint64) bool {
+	seq, digest := a.store.Newest()
+	return known == a.made.Load() && signed.Claimed() == seq && signed.Digest() == digest
 }
 
 // freeDisk is what is left where the agent keeps its state, in bytes; 0 when it cannot be told.

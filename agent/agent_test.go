@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nats-io/nats.go"
 
 	"mesh/agent"
 	"mesh/agent/filter"
@@ -57,7 +58,7 @@ func (r *rig) tables() string {
 	must(r.t, err)
 	defer func() { must(r.t, db.Close()) }()
 	var out strings.Builder
-	for _, table := range []string{"declaration", "ledger", "module", "problem", "history", "drift", "meta", "outbox", "sqlite_sequence"} {
+	for _, table := range []string{"declaration", "ledger", "module", "problem", "history", "drift", "meta", "outbox"} {
 		rows, err := db.Read().Query("SELECT * FROM " + table)
 		must(r.t, err)
 		columns, err := rows.Columns()
@@ -95,6 +96,37 @@ func TestPushedAgainIsAnsweredAndCommitsNothing(t *testing.T) {
 	if d := cmp.Diff(before, r.tables()); d != "" {
 		t.Errorf("the store changed: %s", d)
 	}
+}
+
+// TestWhoKnowsTheLastReportHearsAHeartbeat: what was said stands, and the rest is said in full.
+func TestWhoKnowsTheLastReportHearsAHeartbeat(t *testing.T) {
+	r := newRig(t).start()
+	signed := r.sign(3, mod("notes", "one", "web"))
+	r.push(signed)
+	last := r.applied(3)
+	r.silent("all was said")
+	for len(r.beats) > 0 {
+		<-r.beats
+	}
+	pushKnowing := func(known uint64) {
+		t.Helper()
+		m := nats.NewMsg(subject.Declaration("n1"))
+		m.Data = signed
+		m.Header.Set(report.KnownHeader, fmt.Sprint(known))
+		must(t, r.core.NATS().PublishMsg(m))
+	}
+	pushKnowing(last.Number)
+	if h := waitfor.Value(t, "the answer", soon, r.beats); h.Seq != 3 || h.Report != last.Number {
+		t.Errorf("the heartbeat is %+v, expected seq 3 and report %d", h, last.Number)
+	}
+	r.silent("nothing is new")
+	pushKnowing(last.Number - 1) // a coordinator that lost one
+	if p := r.applied(3); p.Number != last.Number+1 {
+		t.Errorf("the report has number %d, expected %d", p.Number, last.Number+1)
+	}
+	signed = r.sign(4, mod("notes", "two", "web"))
+	pushKnowing(last.Number + 1)
+	r.applied(4)
 }
 
 func TestARefusalIsSaidUntilAGoodOneComes(t *testing.T) {

@@ -74,6 +74,8 @@ type waiting struct {
 	due    bool      // heard is to be tried now
 	failed int       // passes in a row that could not be made
 	again  time.Time // when to try again what could not
+	// asked want to hear of the next look, looking of the one under way; each has room for one word.
+	asked, looking []chan<- done
 }
 
 // next is the job to hand over now; ok is false when there is none, or one is under way. At boot the
@@ -103,6 +105,7 @@ func (w *waiting) given(j job) {
 		return
 	}
 	w.look = ""
+	w.looking, w.asked = append(w.looking, w.asked...), nil
 }
 
 // want has a look made when nothing else is under way.
@@ -118,6 +121,12 @@ func (w *waiting) want() {
 // over takes in how a pass went and says how long to wait before the next try; 0 for nothing to try.
 func (w *waiting) over(d done, now time.Time) (pause time.Duration) {
 	w.busy = false
+	if d.job.heard == nil {
+		for _, c := range w.looking {
+			c <- d
+		}
+		w.looking = nil
+	}
 	if d.err != nil {
 		if h := d.job.heard; h != nil {
 			w.heard = &link.Heard{Signed: h.Signed} // it is answered by now
@@ -158,6 +167,7 @@ func (a *Agent) loop(ctx context.Context, jobs chan<- job, results <-chan done, 
 	defer forget()
 	a.status(ctx)
 	a.cfg.Notify("READY=1")
+	defer close(a.resting)
 	w, t := waiting{look: apply.Boot}, timers{} // what was declared before comes first
 	for {
 		var give chan<- job
@@ -193,6 +203,8 @@ func (a *Agent) loop(ctx context.Context, jobs chan<- job, results <-chan done, 
 			a.waits(ctx)
 		case <-a.emptied:
 			a.waits(ctx)
+		case do := <-a.calls:
+			do(&w)
 		case <-t.slow:
 			t.slow = nil
 			a.underWay(ctx)
@@ -256,6 +268,10 @@ func (a *Agent) after(ctx context.Context, d done) (sent bool) {
 		}
 	}
 	waits := a.say(ctx, d.job.heard != nil && d.job.heard.Pushed)
+	// With a report the outcome was written in one with it.
+	if err := a.store.Flush(ctx); err != nil && ctx.Err() == nil {
+		a.cfg.Log.Error("what was done could not be remembered; it is tried again", "err", state.Named(err, "to remember what was done"))
+	}
 	a.sending = 0
 	if up, _, _ := a.conn.State(); up && waits {
 		a.sending, sent = 1, true

@@ -75,7 +75,7 @@ func newRig(t testing.TB, more ...string) *rig {
 	must(t, err)
 	curve, err := credential.NewCurve(rand.Reader)
 	must(t, err)
-	r := &rig{t: t, dir: t.TempDir(), bus: testbus.Start(t, testbus.Node("n1", more...), testbus.Operator("ada")), signer: signer,
+	r := &rig{t: t, dir: t.TempDir(), bus: testbus.Start(t, testbus.Node("n1", more...), asker()), signer: signer,
 		changed: make(chan struct{}, 1), reports: make(chan report.Report, 256), beats: make(chan report.Heartbeat, 256),
 		said: make(chan string, 1024), log: &lines{}, stop: func() {}}
 	r.cred = credential.File{Format: credential.Format, Kind: credential.KindNode, Mesh: "m1", Name: "n1", Bus: r.bus.Where(), Seed: r.bus.Seed("node-n1"), Signer: signer.Verifier(), Curve: curve}

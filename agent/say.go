@@ -39,6 +39,7 @@ func (a *Agent) report(ctx context.Context) (waits bool, err error) {
 	if r.Number, err = a.store.NextReportNumber(ctx); err != nil {
 		return false, fmt.Errorf("number a report: %w", err)
 	}
+	a.made.Store(r.Number) // before it can be heard: what was said before stands no more
 	b, err := encode(r)
 	if err != nil {
 		return false, err

@@ -15,6 +15,7 @@ import (
 	"mesh/coordinator/client"
 	"mesh/shared/clock"
 	"mesh/shared/controller"
+	"mesh/shared/engine"
 	"mesh/shared/subject"
 	"mesh/shared/version"
 )
@@ -46,7 +47,7 @@ func (a *app) root() *cobra.Command {
 		Args:             cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		Example: "  mesh-coordinator status\n  mesh-coordinator node invite db1",
 	}
-	root.AddCommand(a.initState(), a.serve(), a.status(), a.node(), a.module(), a.assign(), a.unassign(), a.plan(), a.push(),
+	root.AddCommand(a.initState(), a.serve(), a.status(), a.node(), a.module(), a.assign(), a.unassign(), a.plan(), a.push(), a.logs(),
 		a.seat(), a.tool(), a.operator(), a.changes())
 	return root
 }
@@ -73,6 +74,17 @@ func (a *app) verb(v subject.Verb, use string, args cobra.PositionalArgs) *cobra
 	line, ok := controller.Find(v)
 	if !ok {
 		panic("no verb " + string(v) + " in the table of mesh-controller")
+	}
+	cmd := &cobra.Command{Use: use, Short: line.Description, Example: "  " + line.Example, Args: args}
+	a.clientFlags(cmd)
+	return cmd
+}
+
+// onNode starts the command of a verb of node-engine: its help comes from the table.
+func (a *app) onNode(v subject.Verb, use string, args cobra.PositionalArgs) *cobra.Command {
+	line, ok := engine.Find(subject.NodeEngine, v)
+	if !ok {
+		panic("no verb " + string(v) + " in the table of node-engine")
 	}
 	cmd := &cobra.Command{Use: use, Short: line.Description, Example: "  " + line.Example, Args: args}
 	a.clientFlags(cmd)

@@ -1,0 +1,107 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"mesh/shared/bus"
+	"mesh/shared/controller"
+	"mesh/shared/engine"
+	"mesh/shared/refusal"
+	"mesh/shared/subject"
+	"mesh/shared/verb"
+)
+
+// AskNode asks verb v of the node seat s on node n and decodes the answer as R.
+func AskNode[R any](ctx context.Context, c *Client, s subject.Seat, v subject.Verb, n subject.Node, args any) (R, error) {
+	var answer R
+	bounded, cancel := context.WithTimeout(ctx, AskBound)
+	defer cancel()
+	err := verb.CallNode(bounded, c.conn, s, v, n, args, &answer)
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		err = fmt.Errorf("%w: %s did not answer %s within %v", ErrNoAnswer, n, v, AskBound)
+	case errors.Is(err, bus.ErrRefused):
+		err = fmt.Errorf("%w: %w", bus.ErrRefused, c.mayNotOnNode(s, v))
+	case errors.Is(err, nats.ErrNoResponders):
+		err = c.away(ctx, n, err)
+	}
+	return answer, err
+}
+
+// away tells a machine that is away from one nobody knows, and since when it is: the coordinator knows.
+func (c *Client) away(ctx context.Context, n subject.Node, err error) error {
+	node, e := Ask[controller.NodeAnswer](ctx, c, controller.NodeShow, controller.NodeAsk{Node: n})
+	switch {
+	case refusal.Of(e) != nil && !errors.Is(e, bus.ErrRefused) && !errors.Is(e, nats.ErrNoResponders):
+		return e // it says that there is no such node, and what to do
+	case e != nil:
+		return err
+	case node.Seen.IsZero():
+		return fmt.Errorf("%w: %w", nats.ErrNoResponders, refusal.Newf("the ask", "look there: systemctl status mesh-agent", "%s was never heard", n))
+	}
+	return fmt.Errorf("%w: %w", nats.ErrNoResponders, refusal.Newf("the ask", "look there: systemctl status mesh-agent", "%s is away; it was heard last %s ago", n, c.clk.Now().Sub(node.Seen).Round(time.Second)))
+}
+
+func (c *Client) mayNotOnNode(s subject.Seat, v subject.Verb) error {
+	line, ok := engine.Find(s, v)
+	if !ok {
+		return refusal.Newf("the verb "+string(v), "see what can be asked: mesh-coordinator tool list", "%s has no such verb", s)
+	}
+	return refusal.Newf("the verb "+string(v), "have somebody do it who has that role, or ask an admin for it: mesh-coordinator operator issue <name> --role "+string(line.Least),
+		"it takes the role %s, and the credential of %s has less", line.Least, c.Credential.Name)
+}
+
+// againFirst and againMost bound the pause before a read that broke is begun anew.
+const (
+	againFirst = 500 * time.Millisecond
+	againMost  = 10 * time.Second
+)
+
+// Logs reads a module's lines on n and hands each batch to lines until the last, ctx ends, or lines fails.
+// With Follow there is no last, and a read that breaks off (the machine away, its agent anew) is begun again
+// after the line that was had last; broken hears why. The next batch is asked for when lines returns, so who
+// prints slowly is sent no more.
+func (c *Client) Logs(ctx context.Context, n subject.Node, ask engine.LogsAsk, lines func([]engine.LogLine) error, broken func(error)) error {
+	pause, begun := againFirst, false
+	for {
+		got, err := AskNode[engine.LogsAnswer](ctx, c, subject.NodeEngine, engine.Logs, n, ask)
+		for err == nil {
+			begun, pause = true, againFirst
+			if got.Cursor != "" {
+				ask.After, ask.SinceMS, ask.Lines = got.Cursor, 0, 0
+			}
+			if err := lines(got.Lines); err != nil {
+				return err
+			}
+			if got.Done {
+				break
+			}
+			got, err = AskNode[engine.LogsAnswer](ctx, c, subject.NodeEngine, engine.LogsNext, n, engine.LogsNextAsk{Read: got.Read, Batch: got.Next, WaitMS: engine.MaxLogsWait.Milliseconds()})
+		}
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err == nil && got.Why != "":
+			err = fmt.Errorf("the read on %s ended: %s", n, got.Why)
+		case err == nil && !ask.Follow:
+			return nil
+		case err == nil:
+			err = fmt.Errorf("the read on %s ended", n)
+		}
+		if !ask.Follow || !begun || errors.Is(err, bus.ErrRefused) {
+			return err
+		}
+		broken(err)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-c.clk.After(pause):
+		}
+		pause = min(2*pause, againMost)
+	}
+}
