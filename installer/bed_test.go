@@ -62,6 +62,7 @@ func newBed(t testing.TB) *bed {
 	}
 	b.write("/etc/machine-id", machineID+"\n")
 	b.write("/etc/hostname", "DB1.example.com\n")
+	b.write("/usr/sbin/nft", "")
 	b.write("/etc/os-release", "ID=debian\nVERSION_ID=\"12\"\n")
 	none := func() error { return nil }
 	b.Installer = &Installer{From: from, Say: &b.said, Machine: Machine{

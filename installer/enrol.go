@@ -80,7 +80,7 @@ func (i *Installer) Enrol(ctx context.Context, line string) (Joined, error) {
 	e.heard = e.askHeard
 	steps := append(i.checks([]string{agentProgram, installerProgram}, leastDisk),
 		Step{What: "check that this machine is in no other mesh", Reads: true, Do: func(context.Context) (string, error) { return e.checkFree(inv.Mesh) }},
-		e.service.remember(), e.keys(), e.letIn(), e.complete(), e.service.install(), i.install(installerProgram), e.service.write(), e.service.start(), e.wait())
+		e.service.remember(), e.keys(), e.letIn(), e.complete(), e.service.install(), i.install(installerProgram), e.service.write(), i.bootFilter().lay(), e.service.start(), e.wait())
 	return Joined{Node: inv.Node, Mesh: inv.Mesh}, i.steps(ctx, steps)
 }
 

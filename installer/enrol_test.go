@@ -28,7 +28,8 @@ func TestEnrol(t *testing.T) {
 	if err != nil || joined.Node != "db1" {
 		t.Fatalf("Enrol = %+v, %v\n%s", joined, err, &b.said)
 	}
-	if got, want := b.ran(), []string{"systemctl daemon-reload", "systemctl enable --quiet mesh-agent.service", "systemctl start mesh-agent.service"}; !slices.Equal(got, want) {
+	if got, want := b.ran(), []string{"systemctl daemon-reload", "systemctl daemon-reload", "systemctl enable --quiet mesh-filter.service",
+		"systemctl enable --quiet mesh-agent.service", "systemctl start mesh-agent.service"}; !slices.Equal(got, want) {
 		t.Errorf("ran %q, want %q", got, want)
 	}
 	if st, err := os.Stat(b.at(credentialFile)); err != nil || st.Mode().Perm() != 0o600 {

@@ -85,7 +85,7 @@ func (i *Installer) Genesis(ctx context.Context, o GenesisOptions) (Joined, erro
 			{What: "check that the bus can listen at " + g.listen, Reads: true, Do: g.checkListen},
 			coordinator.remember(), g.service.remember(), coordinator.install(), g.service.install(), i.install(installerProgram),
 			g.init(), g.handOver(), coordinator.write(), coordinator.start(), g.reach(),
-			g.invite(), g.keys(), g.letIn(), g.complete(), g.service.write(), g.service.start(), g.wait(),
+			g.invite(), g.keys(), g.letIn(), g.complete(), g.service.write(), i.bootFilter().lay(), g.service.start(), g.wait(),
 		})
 	err = i.steps(ctx, steps)
 	return Joined{Node: node, Mesh: firstOf(g.o.Mesh, g.person.Mesh), Repaired: g.there}, err

@@ -141,7 +141,8 @@ func TestGenesis(t *testing.T) {
 	}
 	want := []string{s.initLine(),
 		"systemctl daemon-reload", "systemctl enable --quiet mesh-coordinator.service", "systemctl start mesh-coordinator.service",
-		"systemctl daemon-reload", "systemctl enable --quiet mesh-agent.service", "systemctl start mesh-agent.service"}
+		"systemctl daemon-reload", "systemctl daemon-reload", "systemctl enable --quiet mesh-filter.service",
+		"systemctl enable --quiet mesh-agent.service", "systemctl start mesh-agent.service"}
 	if got := b.ran(); !slices.Equal(got, want) {
 		t.Errorf("ran %q, want %q", got, want)
 	}

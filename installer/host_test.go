@@ -35,11 +35,11 @@ func TestOnARealMachine(t *testing.T) {
 	}
 	t.Run("the units are as systemd wants them", func(t *testing.T) {
 		// An unknown key exits 0: any output is a failure.
-		out, err := h.RunErr(t.Context(), "systemd-analyze", "verify", unit.Folder+"/"+unit.AgentName, unit.Folder+"/"+unit.CoordinatorName)
+		out, err := h.RunErr(t.Context(), "systemd-analyze", "verify", unit.Folder+"/"+unit.AgentName, unit.Folder+"/"+unit.CoordinatorName, unit.Folder+"/"+unit.FilterName)
 		if err != nil || out.Exit != 0 || out.Stdout+out.Stderr != "" {
 			t.Errorf("%+v, %v", out, err)
 		}
-		for name, most := range map[string]string{unit.AgentName: "30", unit.CoordinatorName: "20"} {
+		for name, most := range map[string]string{unit.AgentName: "30", unit.CoordinatorName: "20", unit.FilterName: "60"} {
 			out, err := h.RunErr(t.Context(), "systemd-analyze", "security", "--no-pager", "--threshold="+most, name)
 			if err != nil || out.Exit != 0 {
 				t.Errorf("%s is exposed by more than %s of 100: %v\n%s", name, most, err, out.Stdout)

@@ -87,7 +87,7 @@ func (i *Installer) Leave(ctx context.Context, o LeaveOptions) (Left, error) {
 // look finds what is here.
 func (l *leaving) look(ctx context.Context) (string, error) {
 	m := l.i.Machine
-	l.agent = exists(m.at(agentFolder)) || exists(m.at(filepath.Join(unit.Folder, unit.AgentName))) || exists(m.at(filepath.Join(programFolder, agentProgram)))
+	l.agent = exists(m.at(agentFolder)) || exists(m.at(filepath.Join(unit.Folder, unit.AgentName))) || exists(m.at(filepath.Join(unit.Folder, unit.FilterName))) || exists(m.at(filepath.Join(programFolder, agentProgram)))
 	l.coordinator = exists(m.at(coordinatorFolder)) || exists(m.at(filepath.Join(unit.Folder, unit.CoordinatorName)))
 	if l.coordinator && !l.o.CoordinatorToo {
 		return "", refusal.New("to take this machine out of its mesh", "the coordinator of the mesh is here, and the mesh would end with it",
@@ -154,7 +154,7 @@ func (m Machine) workloads() ([]workload, error) {
 
 // steps are what removes mesh; the programs go last, so that a run that was cut short can be repeated.
 func (l *leaving) steps() []Step {
-	steps := []Step{l.end(unit.AgentName)}
+	steps := []Step{l.end(unit.AgentName), l.end(unit.FilterName)}
 	if l.coordinator {
 		steps = append(steps, l.end(unit.CoordinatorName))
 	}

@@ -22,6 +22,8 @@ func settled(t testing.TB) *bed {
 	b.write("/etc/systemd/system/hook.timer", manifest.UnitMark+"hooks, unit hook.timer.\n[Timer]\n")
 	b.write("/etc/systemd/system/mesh-of-somebody.service", "[Service]\n")
 	b.write("/etc/systemd/system/"+unit.AgentName, unit.Agent())
+	b.write("/etc/systemd/system/"+unit.FilterName, unit.Filter())
+	b.write("/var/lib/mesh-agent/filter.nft", "x")
 	b.write("/usr/local/bin/mesh-agent", "x")
 	b.write("/usr/local/bin/mesh-installer", "x")
 	b.write("/etc/notes/worker.conf", "x")
@@ -51,12 +53,15 @@ func TestLeave(t *testing.T) {
 		stays []string
 	}{
 		{"and the workloads run on", LeaveOptions{},
-			[]string{"mesh-agent ledger", "systemctl disable --now --quiet mesh-agent.service", "systemctl daemon-reload", "drop filter"},
-			[]string{"/var/lib/mesh-agent/state.db", credentialFile, "/usr/local/bin/mesh-agent", "/usr/local/bin/mesh-installer", "/etc/systemd/system/mesh-agent.service"},
+			[]string{"mesh-agent ledger", "systemctl disable --now --quiet mesh-agent.service", "systemctl daemon-reload",
+				"systemctl disable --now --quiet mesh-filter.service", "systemctl daemon-reload", "drop filter"},
+			[]string{"/var/lib/mesh-agent/state.db", credentialFile, "/usr/local/bin/mesh-agent", "/usr/local/bin/mesh-installer", "/etc/systemd/system/mesh-agent.service",
+				"/etc/systemd/system/mesh-filter.service", "/var/lib/mesh-agent/filter.nft"},
 			[]string{"/var/lib/mesh-agent/bundles/00/bin/web", "/var/lib/mesh-agent/env/mesh-notes-web.env", "/etc/systemd/system/mesh-notes-web.service", "/srv/notes/data", "/etc/systemd/system/mesh-of-somebody.service"},
 			[]string{"hook.timer of module hooks runs on", "mesh-notes-web.service of module notes runs on", "/var/lib/mesh-agent with the programs of these", "folder /srv/notes", "file /etc/notes/worker.conf", "user notes"}},
 		{"and the workloads end", LeaveOptions{StopWorkloads: true, Filter: FilterNone},
 			[]string{"mesh-agent ledger", "systemctl disable --now --quiet mesh-agent.service", "systemctl daemon-reload",
+				"systemctl disable --now --quiet mesh-filter.service", "systemctl daemon-reload",
 				"systemctl disable --now --quiet hook.timer mesh-notes-web.service", "systemctl daemon-reload", "drop filter", "nft list tables"},
 			[]string{"/var/lib/mesh-agent", "/etc/systemd/system/mesh-notes-web.service", "/etc/systemd/system/hook.timer"},
 			[]string{"/srv/notes/data", "/etc/notes/worker.conf", "/etc/systemd/system/mesh-of-somebody.service"},
