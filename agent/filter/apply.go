@@ -86,6 +86,12 @@ func (f *Filter) around(r rules) (arranged, error) {
 	return a, err
 }
 
+// Compile makes the table that want is around links. It refuses what firewall.Compile does.
+func Compile(want Wanted, links Links) (firewall.Table, error) {
+	table, _, err := compile(want.rules(), links)
+	return table, err
+}
+
 // compile makes the table for r around links. A link that a person declared inside is none of those
 // outside, unless the default route leaves over it or it is the tunnel: opening that opens everything.
 func compile(r rules, links Links) (firewall.Table, arranged, error) {

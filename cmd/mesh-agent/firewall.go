@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"mesh/agent/filter"
-	"mesh/firewall"
 	"mesh/firewall/foreign"
 	"mesh/shared/declaration"
 	"mesh/shared/refusal"
@@ -170,16 +169,16 @@ func render(ctx context.Context, w io.Writer, want *declaration.Filter) error {
 	if err != nil {
 		return err
 	}
-	f := firewall.Filter{Outside: links.Outside, Bridges: links.Bridges, Allow: want.Allow}
+	wanted := filter.Wanted{Allow: want.Allow, Inside: want.Inside}
 	if want.Tunnel != "" {
-		f.Tunnel = []string{want.Tunnel}
+		wanted.Tunnel = []string{want.Tunnel}
 	}
 	head := ""
-	if len(f.Outside) == 0 {
-		f.Outside = []string{noUplink}
+	if len(links.Outside) == 0 {
+		links.Outside = []string{noUplink}
 		head = "# no uplink here: outside are the names that hardware comes under\n"
 	}
-	table, err := firewall.Compile(f)
+	table, err := filter.Compile(wanted, links)
 	if err != nil {
 		return err
 	}
