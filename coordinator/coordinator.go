@@ -20,6 +20,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/sys/unix"
 
+	"mesh/coordinator/artifact"
 	"mesh/coordinator/compose"
 	"mesh/coordinator/enrol"
 	"mesh/coordinator/hear"
@@ -77,6 +78,7 @@ type Coordinator struct {
 	push    *push.Engine
 	hear    *hear.Hearer
 	door    *enrol.Door
+	keeper  *artifact.Keeper
 	verbs   *verbs.Server
 	// served hears of the door and of the verbs once each; capacity: both, and a door that opens again.
 	served chan string
@@ -207,7 +209,10 @@ func (c *Coordinator) parts(mesh records.Mesh) (err error) {
 		})
 	}
 	c.door = enrol.New(enrol.Config{Conn: c.conn, Records: c.records, Clear: clear, Admit: c.users.Now, Served: tell("enrol"), Clock: c.cfg.Clock, Log: c.cfg.Log})
-	c.verbs, err = verbs.New(verbs.Config{Conn: c.conn, Records: c.records, Composer: c.compose, Push: c.push, Hear: c.hear, Users: c.users,
+	if c.keeper, err = artifact.New(artifact.Config{Conn: c.conn, Records: c.records, Clock: c.cfg.Clock, Log: c.cfg.Log}); err != nil {
+		return err
+	}
+	c.verbs, err = verbs.New(verbs.Config{Conn: c.conn, Records: c.records, Composer: c.compose, Push: c.push, Hear: c.hear, Artifacts: c.keeper, Users: c.users,
 		Clock: c.cfg.Clock, Log: c.cfg.Log, Version: c.cfg.Version, Served: tell("verbs")})
 	return err
 }

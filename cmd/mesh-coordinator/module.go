@@ -32,9 +32,24 @@ func (a *app) moduleList() *cobra.Command {
 func writeModules(w io.Writer, r controller.ModulesAnswer, now time.Time) error {
 	rows := make([][]string, 0, len(r.Modules))
 	for _, m := range r.Modules {
-		rows = append(rows, []string{string(m.Name), m.Build, ago(now, m.Registered), artifact(m.Artifact), or(names(m.Nodes), "-"), m.Description})
+		rows = append(rows, []string{string(m.Name), m.Build, ago(now, m.Registered), brings(m), or(names(m.Nodes), "-"), m.Description})
 	}
 	return table(w, "MODULE | BUILD | REGISTERED | BUNDLE | NODES | WHAT FOR", rows)
+}
+
+// brings is what of a module travels to the machines.
+func brings(m controller.Module) string {
+	if m.Artifact != nil || len(m.Images) == 0 {
+		return artifact(m.Artifact)
+	}
+	named := map[string]bool{}
+	for _, i := range m.Images {
+		named[i.Name] = true
+	}
+	if len(named) == 1 {
+		return "an image"
+	}
+	return fmt.Sprintf("%d images", len(named))
 }
 
 func artifact(a *declaration.Artifact) string {
@@ -67,8 +82,8 @@ func (a *app) moduleCheck() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if client.Built(given[0], m) != nil {
-				fmt.Fprintf(a.err, "its bundle, the folder %s, is not built yet\n", m.Build.Bundle.Output)
+			if r := refusal.Of(client.Built(given[0], m)); r != nil {
+				fmt.Fprintf(a.err, "%s is not built yet: %s\n", r.What, r.Why)
 			}
 			_, err = fmt.Fprintf(a.out, "%s is right\n", m.Module)
 			return err
@@ -79,7 +94,7 @@ func (a *app) moduleCheck() *cobra.Command {
 
 func (a *app) moduleRegister() *cobra.Command {
 	cmd := a.verb(controller.ModuleRegister, "register <dir>", cobra.ExactArgs(1))
-	cmd.Long = "Check a module's folder, pack its bundle, put it on the bus and register both as the module's newest build."
+	cmd.Long = "Check a module's folder, pack its bundle, put it and its images on the bus and register all as the module's newest build."
 	reason := why(cmd)
 	cmd.RunE = func(cmd *cobra.Command, given []string) error {
 		m, err := client.Check(given[0]) // before anything is asked of the network
@@ -134,14 +149,23 @@ func (a *app) moduleShow() *cobra.Command {
 
 func writeModule(w io.Writer, m controller.ModuleAnswer, now time.Time) error {
 	if err := facts(w, "module", string(m.Name), "what for", m.Description, "build", m.Build, "registered", since(now, m.Registered),
-		"bundle", artifact(m.Artifact), "nodes", or(names(m.Nodes), "none")); err != nil {
+		"bundle", artifact(m.Artifact), "images", imageList(m.Images), "nodes", or(names(m.Nodes), "none")); err != nil {
 		return err
 	}
 	rows := make([][]string, 0, len(m.Builds))
 	for _, b := range m.Builds {
-		rows = append(rows, []string{b.ID, ago(now, b.Registered), artifact(b.Artifact), b.Source})
+		rows = append(rows, []string{b.ID, ago(now, b.Registered), artifact(b.Artifact), b.Source, imageList(b.Images)})
 	}
-	return table(w, "BUILD | REGISTERED | BUNDLE | FROM", rows)
+	return table(w, "BUILD | REGISTERED | BUNDLE | FROM | IMAGES", rows)
+}
+
+// imageList is the images of a module in one line.
+func imageList(all []controller.ModuleImage) string {
+	words := make([]string, len(all))
+	for i, m := range all {
+		words[i] = fmt.Sprintf("%s (%s, %s, %s)", m.Name, m.Arch, short(m.ID), size(m.Size))
+	}
+	return or(strings.Join(words, ", "), "-")
 }
 
 func (a *app) assign() *cobra.Command {

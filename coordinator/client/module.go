@@ -6,32 +6,21 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 
-	"golang.org/x/sync/errgroup"
-
-	"mesh/shared/bundle"
-	"mesh/shared/bus"
 	"mesh/shared/controller"
 	"mesh/shared/credential"
-	"mesh/shared/declaration"
 	"mesh/shared/manifest"
 	"mesh/shared/manifest/yamlfile"
 	"mesh/shared/refusal"
-	"mesh/shared/subject"
 )
 
-const (
-	// ManifestFile is the name of the manifest in a module's folder.
-	ManifestFile = "module.yaml"
-	// inFlight is how many chunks are under way at once: four of 256 KiB go through within the bound of a
-	// publish down to about 1 Mbit/s.
-	inFlight = 4
-	// chunkTries is how often a chunk is tried that the bus did not acknowledge in time.
-	chunkTries = 3
-)
+// ManifestFile is the name of the manifest in a module's folder.
+const ManifestFile = "module.yaml"
 
 // Check reads and judges the module in dir, offline (MAN-1). The error is manifest.Problems with
 // everything that is wrong.
@@ -59,8 +48,14 @@ func Check(dir string) (*manifest.Manifest, error) {
 	return m, nil
 }
 
-// Built refuses a module whose bundle's folder is not there yet.
+// Built refuses a module whose bundle's folder or whose images are not there yet.
 func Built(dir string, m *manifest.Manifest) error {
+	for _, name := range slices.Sorted(maps.Keys(m.Build.Images)) {
+		from := filepath.Join(dir, m.Build.Images[name].From)
+		if _, err := os.Stat(from); err != nil {
+			return refusal.New("the image "+name+" of "+string(m.Module), "it is "+from+", and there is none", "build it first, or correct build.images."+name+".from in "+filepath.Join(dir, ManifestFile))
+		}
+	}
 	if m.Build.Bundle == nil {
 		return nil
 	}
@@ -71,9 +66,9 @@ func Built(dir string, m *manifest.Manifest) error {
 	return nil
 }
 
-// Register checks the module in dir, puts its bundle on the bus and hands both over. said, when not
-// nil, hears how many chunks of how many are there.
-func (c *Client) Register(ctx context.Context, dir, why string, said func(done, of int)) (controller.RegisterAnswer, error) {
+// Register checks the module in dir, puts what of its bundle and images the bus lacks there, and hands all
+// over. said, when not nil, hears how many chunks of how many are there.
+func (c *Client) Register(ctx context.Context, dir, why string, said func(done, of int)) (_ controller.RegisterAnswer, err error) {
 	m, err := Check(dir)
 	if err == nil {
 		err = Built(dir, m)
@@ -85,10 +80,18 @@ func (c *Client) Register(ctx context.Context, dir, why string, said func(done, 
 	if ask.Manifest, err = json.Marshal(m); err != nil {
 		return controller.RegisterAnswer{}, fmt.Errorf("encode the manifest: %w", err)
 	}
+	var l cargo
+	defer func() { err = errors.Join(err, l.close()) }()
 	if m.Build.Bundle != nil {
-		if ask.Artifact, err = c.pack(ctx, filepath.Join(dir, m.Build.Bundle.Output), said); err != nil {
+		if ask.Artifact, err = l.pack(filepath.Join(dir, m.Build.Bundle.Output)); err != nil {
 			return controller.RegisterAnswer{}, err
 		}
+	}
+	if ask.Images, err = l.images(ctx, dir, m); err != nil {
+		return controller.RegisterAnswer{}, err
+	}
+	if err := c.deliver(ctx, &l, said); err != nil {
+		return controller.RegisterAnswer{}, err
 	}
 	return Ask[controller.RegisterAnswer](ctx, c, controller.ModuleRegister, ask)
 }
@@ -99,64 +102,6 @@ func abs(dir string) string {
 		return full
 	}
 	return dir
-}
-
-// pack packs the folder into a file without a name, and uploads it.
-func (c *Client) pack(ctx context.Context, folder string, said func(done, of int)) (*declaration.Artifact, error) {
-	f, err := os.CreateTemp("", "mesh-bundle-")
-	if err != nil {
-		return nil, fmt.Errorf("pack %s: %w", folder, err)
-	}
-	defer f.Close() // a copy that is thrown away
-	if err := os.Remove(f.Name()); err != nil {
-		return nil, fmt.Errorf("pack %s: %w", folder, err)
-	}
-	digest, size, err := bundle.Pack(f, folder)
-	if err != nil {
-		return nil, fmt.Errorf("pack %s: %w", folder, err)
-	}
-	a := &declaration.Artifact{Digest: digest, Size: size, Chunks: bundle.Chunks(size)}
-	return a, c.Upload(ctx, f, *a, said)
-}
-
-// Upload puts a's chunks on the bus, a few at once. A chunk that is there already is as good as done.
-func (c *Client) Upload(ctx context.Context, content io.ReaderAt, a declaration.Artifact, said func(done, of int)) error {
-	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(inFlight)
-	arrived := make(chan struct{}, a.Chunks) // one for each chunk: never full
-	for n := range a.Chunks {
-		g.Go(func() error {
-			defer func() { arrived <- struct{}{} }()
-			return c.chunk(ctx, content, a, n)
-		})
-		if said != nil {
-			said(len(arrived), a.Chunks)
-		}
-	}
-	if err := g.Wait(); err != nil {
-		return fmt.Errorf("upload the artifact %.12s: %w", a.Digest, err)
-	}
-	if said != nil {
-		said(a.Chunks, a.Chunks)
-	}
-	return nil
-}
-
-func (c *Client) chunk(ctx context.Context, content io.ReaderAt, a declaration.Artifact, n int) error {
-	offset, length := bundle.Span(n, a.Size)
-	b := make([]byte, length)
-	if _, err := content.ReadAt(b, offset); err != nil && !errors.Is(err, io.EOF) {
-		return err
-	}
-	for try := 1; ; try++ {
-		err := c.conn.Publish(ctx, subject.Chunk(a.Digest, n), b, "")
-		switch {
-		case err == nil || bus.AlreadyThere(err):
-			return nil
-		case try == chunkTries || ctx.Err() != nil || errors.Is(err, bus.ErrRefused) || errors.Is(err, bus.ErrAway):
-			return err
-		}
-	}
 }
 
 // Assign puts module on node. The values of secrets are sealed here, to the key the node made when it

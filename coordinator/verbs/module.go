@@ -2,14 +2,9 @@ package verbs
 
 import (
 	"context"
-	"fmt"
-
-	"github.com/nats-io/nats.go/jetstream"
-
 	"mesh/coordinator/records"
 	"mesh/shared/controller"
 	"mesh/shared/declaration"
-	"mesh/shared/refusal"
 	"mesh/shared/subject"
 )
 
@@ -49,7 +44,7 @@ func shortenNodes(all []controller.Module) {
 }
 
 func (s *Server) moduleLine(ctx context.Context, b *records.Build) (controller.Module, error) {
-	m := controller.Module{Name: b.Module, Description: b.Manifest.Description, Build: b.ID, Registered: b.At, Artifact: b.Artifact}
+	m := controller.Module{Name: b.Module, Description: b.Manifest.Description, Build: b.ID, Registered: b.At, Artifact: b.Artifact, Images: imagesOf(b)}
 	var err error
 	m.Nodes, err = s.nodesOf(ctx, b.Module)
 	return m, err
@@ -76,49 +71,44 @@ func (s *Server) module(ctx context.Context, _ records.By, ask controller.Module
 	out.Manifest = b.Text
 	builds, err := s.cfg.Records.Builds(ctx, ask.Module)
 	for _, b := range builds[:min(len(builds), mostListed)] {
-		out.Builds = append(out.Builds, controller.Build{ID: b.ID, Registered: b.At, Source: b.Source, Artifact: b.Artifact})
+		out.Builds = append(out.Builds, controller.Build{ID: b.ID, Registered: b.At, Source: b.Source, Artifact: b.Artifact, Images: imagesOf(b)})
 	}
 	return out, err
+}
+
+// imagesOf are b's images in a few words.
+func imagesOf(b *records.Build) []controller.ModuleImage {
+	var all []controller.ModuleImage
+	for _, i := range b.Images {
+		m := controller.ModuleImage{Name: i.Name, Arch: i.Arch, ID: i.ID, Layers: len(i.Blobs) - 2}
+		for _, blob := range i.Blobs {
+			m.Size += blob.Size
+		}
+		all = append(all, m)
+	}
+	return all
 }
 
 func (s *Server) register(ctx context.Context, who records.By, ask controller.RegisterAsk) (controller.RegisterAnswer, error) {
-	if ask.Artifact != nil {
-		if err := ask.Artifact.Check(); err != nil {
-			return controller.RegisterAnswer{}, refusal.New("the artifact", err.Error(), "register the folder again: mesh-coordinator module register <dir>")
+	var out controller.RegisterAnswer
+	m := declaration.Module{Artifact: ask.Artifact, Images: ask.Images}
+	if all := m.Artifacts(); len(all) > 0 {
+		give, err := s.cfg.Artifacts.Hold(ctx)
+		if err != nil {
+			return out, err
 		}
-		if err := s.onBus(ctx, *ask.Artifact); err != nil {
-			return controller.RegisterAnswer{}, err
+		defer give()
+		if err := s.onBus(ctx, all); err != nil {
+			return out, err
 		}
 	}
-	b, news, err := s.cfg.Records.Register(ctx, by(who, ask.Why), records.Registration{Manifest: ask.Manifest, Artifact: ask.Artifact, Source: ask.Source})
+	b, news, err := s.cfg.Records.Register(ctx, by(who, ask.Why), records.Registration{Manifest: ask.Manifest, Artifact: ask.Artifact, Images: ask.Images, Source: ask.Source})
 	if err != nil {
-		return controller.RegisterAnswer{}, err
+		return out, err
 	}
-	out := controller.RegisterAnswer{Module: b.Module, Build: b.ID, Changed: news}
+	out = controller.RegisterAnswer{Module: b.Module, Build: b.ID, Changed: news}
 	out.Nodes, err = s.nodesOf(ctx, b.Module)
 	return out, err
-}
-
-// onBus refuses an artifact whose chunks are not all there: no machine could fetch it.
-func (s *Server) onBus(ctx context.Context, a declaration.Artifact) error {
-	stream, err := s.js.Stream(ctx, string(subject.Artifacts))
-	if err != nil {
-		return fmt.Errorf("look for the artifact: %w", err)
-	}
-	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(subject.Chunks(a.Digest)))
-	if err != nil {
-		return fmt.Errorf("look for the artifact: %w", err)
-	}
-	have := 0
-	for n := range a.Chunks {
-		if info.State.Subjects[subject.Chunk(a.Digest, n)] > 0 {
-			have++
-		}
-	}
-	if have == a.Chunks {
-		return nil
-	}
-	return refusal.Newf("the artifact "+a.Digest, "register the folder again: mesh-coordinator module register <dir>", "the bus holds %d of its %d chunks", have, a.Chunks)
 }
 
 func (s *Server) assign(ctx context.Context, who records.By, ask controller.AssignAsk) (controller.AssignAnswer, error) {

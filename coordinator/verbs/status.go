@@ -10,6 +10,7 @@ import (
 
 	"mesh/coordinator/records"
 	"mesh/shared/controller"
+	"mesh/shared/declaration"
 	"mesh/shared/subject"
 )
 
@@ -69,14 +70,14 @@ func problems(nodes []controller.Node) (all []controller.Problem, newest string)
 	return all, newest
 }
 
-// lost are the assigned modules whose bundle the bus does not hold any more: no machine could fetch it. A
-// bundle whose first chunk is there came whole.
+// lost are the assigned modules whose bundle or image the bus does not hold any more: no machine could fetch
+// it. An artifact whose first chunk is there came whole.
 func (s *Server) lost(ctx context.Context) (all []controller.Problem, err error) {
 	builds, err := s.cfg.Records.Modules(ctx)
 	if err != nil {
 		return nil, err
 	}
-	builds = slices.DeleteFunc(builds, func(b *records.Build) bool { return b.Artifact == nil })
+	builds = slices.DeleteFunc(builds, func(b *records.Build) bool { return b.Artifact == nil && len(b.Images) == 0 })
 	if len(builds) == 0 {
 		return nil, nil
 	}
@@ -89,15 +90,20 @@ func (s *Server) lost(ctx context.Context) (all []controller.Problem, err error)
 		return nil, fmt.Errorf("look for the bundles: %w", err)
 	}
 	for _, b := range builds {
-		if info.State.Subjects[subject.Chunk(b.Artifact.Digest, 0)] > 0 {
+		there := func(a declaration.Artifact) bool { return info.State.Subjects[subject.Chunk(a.Digest, 0)] > 0 }
+		if all := b.Artifacts(""); !slices.ContainsFunc(all, func(a declaration.Artifact) bool { return !there(a) }) {
 			continue
+		}
+		what := "bundle"
+		if b.Artifact == nil || there(*b.Artifact) {
+			what = "images"
 		}
 		nodes, err := s.nodesOf(ctx, b.Module)
 		if err != nil {
 			return nil, err
 		}
 		if len(nodes) > 0 {
-			all = append(all, controller.Problem{What: fmt.Sprintf("the bus does not hold the bundle of module %s any more, which %s fetch", b.Module, list(nodes)),
+			all = append(all, controller.Problem{What: fmt.Sprintf("the bus does not hold the %s of module %s any more, which %s fetch", what, b.Module, list(nodes)),
 				Show: "mesh-coordinator module register <folder of " + string(b.Module) + ">"})
 		}
 	}

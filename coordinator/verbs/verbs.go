@@ -40,6 +40,8 @@ type Config struct {
 	Composer *compose.Composer
 	Push     *push.Engine
 	Hear     *hear.Hearer
+	// Artifacts looks after what is on the bus by digest.
+	Artifacts artifacts
 	// Users puts the bus's user list in force: Kick soon, Now before it returns.
 	Users users
 	Clock clock.Clock
@@ -136,6 +138,9 @@ func (s *Server) handlers() map[subject.Verb]verb.Handler {
 		controller.Modules:          handle(s, controller.Modules, s.modules),
 		controller.ModuleShow:       handle(s, controller.ModuleShow, s.module),
 		controller.ModuleRegister:   handle(s, controller.ModuleRegister, s.register),
+		controller.ArtifactReady:    handle(s, controller.ArtifactReady, s.artifactReady),
+		controller.Artifacts:        handle(s, controller.Artifacts, s.listArtifacts),
+		controller.ArtifactVerify:   handle(s, controller.ArtifactVerify, s.verifyArtifacts),
 		controller.Assign:           handle(s, controller.Assign, s.assign),
 		controller.Unassign:         handle(s, controller.Unassign, s.unassign),
 		controller.Plan:             handle(s, controller.Plan, s.plan),

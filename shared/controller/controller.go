@@ -81,6 +81,9 @@ const (
 	Modules          subject.Verb = "modules"
 	ModuleShow       subject.Verb = "module-show"
 	ModuleRegister   subject.Verb = "module-register"
+	ArtifactReady    subject.Verb = "artifact-ready"
+	Artifacts        subject.Verb = "artifacts"
+	ArtifactVerify   subject.Verb = "artifact-verify"
 	Assign           subject.Verb = "assign"
 	Unassign         subject.Verb = "unassign"
 	Plan             subject.Verb = "plan"
@@ -110,6 +113,9 @@ func Table() []Verb {
 		{Modules, "List the registered modules and where they are assigned", program + "module list", Read, Viewer, Nothing{}, ModulesAnswer{}},
 		{ModuleShow, "Show one module: its manifest, builds and nodes", program + "module show notes", Read, Viewer, ModuleAsk{}, ModuleAnswer{}},
 		{ModuleRegister, "Register a module's manifest and artifact as its newest build", program + "module register ./notes", Reversible, Operator, RegisterAsk{}, RegisterAnswer{}},
+		{ArtifactReady, "Say which of these artifacts the bus lacks, and check those it holds", program + "module register ./notes", Reversible, Operator, ArtifactReadyAsk{}, ArtifactReadyAnswer{}},
+		{Artifacts, "List the bundles and layers on the bus, and which build needs them", program + "artifact list", Read, Viewer, Nothing{}, ArtifactsAnswer{}},
+		{ArtifactVerify, "Read every artifact on the bus again, and take off what is damaged", program + "artifact verify", Reversible, Operator, Nothing{}, ArtifactVerifyAnswer{}},
 		{Assign, "Say that a module runs on a node, with settings and sealed secrets", program + "assign db1 notes --set greeting=hello", Reversible, Operator, AssignAsk{}, AssignAnswer{}},
 		{Unassign, "Say that a module does not run on a node any more; data stays", program + "unassign db1 notes", Reversible, Operator, UnassignAsk{}, Done{}},
 		{Plan, "Show what a push would change, per node and module, with why", program + "plan db1", Read, Viewer, PlanAsk{}, PlanAnswer{}},

@@ -227,9 +227,22 @@ type Module struct {
 	Build       string                `json:"build"`
 	Registered  time.Time             `json:"registered"`
 	Artifact    *declaration.Artifact `json:"artifact,omitempty"`
-	Nodes       []subject.Node        `json:"nodes"`
+	// Images are its container images, without their blobs.
+	Images []ModuleImage  `json:"images,omitempty"`
+	Nodes  []subject.Node `json:"nodes"`
 	// More counts nodes that are not named: an answer has to fit one message.
 	More int `json:"more,omitempty"`
+}
+
+// ModuleImage is a container image of a module.
+type ModuleImage struct {
+	Name string `json:"name"`
+	Arch string `json:"arch"`
+	// ID is the image's id, by which an engine knows it.
+	ID string `json:"id"`
+	// Size is of all its blobs together, in bytes as they travel.
+	Size   int64 `json:"size"`
+	Layers int   `json:"layers"`
 }
 
 // ModulesAnswer is every module.
@@ -256,12 +269,15 @@ type Build struct {
 	Registered time.Time             `json:"registered"`
 	Source     string                `json:"source,omitempty"`
 	Artifact   *declaration.Artifact `json:"artifact,omitempty"`
+	Images     []ModuleImage         `json:"images,omitempty"`
 }
 
 // RegisterAsk hands over a module by hand. The artifact's chunks are on the bus already.
 type RegisterAsk struct {
 	Manifest json.RawMessage       `json:"manifest"`
 	Artifact *declaration.Artifact `json:"artifact,omitempty"`
+	// Images are those of build.images, sorted by name and architecture; their blobs are on the bus too.
+	Images []declaration.Image `json:"images,omitempty"`
 	// Source says where it came from, for people.
 	Source string `json:"source,omitempty"`
 	Why    string `json:"why,omitempty"`
