@@ -24,7 +24,9 @@ type facts struct {
 	acts    []Act
 	unknown []string
 	xt      bool
-	xtSet   bool // an ipset is asked
+	xtSet   bool                // an ipset is asked
+	ipset   uint16              // its number
+	ipsets  func(uint16) string // names of them, where they can be asked for; nil otherwise
 	links   [][]byte
 	sets    [][]byte
 	prefix  []byte // of a log
@@ -45,7 +47,7 @@ var harmless = []string{"bitwise", "byteorder", "connlimit", "counter", "ct", "d
 var conditions = []string{"bitwise", "connlimit", "ct", "exthdr", "fib", "limit", "osf", "quota", "range", "rt", "socket", "xfrm"}
 
 func (f *facts) read(expressions []byte) {
-	*f = facts{acts: f.acts[:0], unknown: f.unknown[:0], links: f.links[:0], sets: f.sets[:0]}
+	*f = facts{ipsets: f.ipsets, acts: f.acts[:0], unknown: f.unknown[:0], links: f.links[:0], sets: f.sets[:0]}
 	for _, item := range nfnetlink.Attributes(expressions) {
 		var name, data []byte
 		for typ, v := range nfnetlink.Attributes(item) {
@@ -207,9 +209,9 @@ func (f *facts) compare(data []byte) {
 		}
 	}
 	switch {
-	case op != unix.NFT_CMP_EQ:
-	case f.link:
+	case f.link: // or any other: docker refuses what did not come over its bridge
 		f.links = append(f.links, nfnetlink.Chars(value))
+	case op != unix.NFT_CMP_EQ:
 	case f.source:
 		f.sources++
 	}
@@ -237,6 +239,9 @@ func (f *facts) xtMatch(data []byte) {
 	case "set":
 		f.matches++
 		f.xtSet = true
+		if len(info) >= 2 {
+			f.ipset = binary.NativeEndian.Uint16(info)
+		}
 	default:
 		f.matches++
 	}
@@ -270,6 +275,8 @@ func (f *facts) hint() string {
 		return "calico"
 	case bytes.HasPrefix(f.comment, []byte("cilium-feeder:")):
 		return "cilium"
+	case f.xtSet && refuses && f.ofNamedSet() != "":
+		return f.ofNamedSet()
 	case f.xtSet && refuses && slices.ContainsFunc(f.acts, func(a Act) bool { return a.Word == "drop" }):
 		return "crowdsec"
 	case f.xtSet && refuses:
@@ -291,6 +298,14 @@ func (f *facts) hint() string {
 		}
 	}
 	return ""
+}
+
+// ofNamedSet is whose the ipset is by its name, or empty.
+func (f *facts) ofNamedSet() string {
+	if f.ipsets == nil {
+		return ""
+	}
+	return hintOf(setNames, []byte(f.ipsets(f.ipset)))
 }
 
 func hintOf(table []namedOwner, name []byte) string {

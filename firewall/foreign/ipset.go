@@ -1,9 +1,11 @@
 package foreign
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -40,11 +42,48 @@ const (
 
 	ipsetAttrProtocol, ipsetAttrName, ipsetAttrType, ipsetAttrFamily, ipsetAttrAll, ipsetAttrIndex = 1, 2, 3, 5, 8, 11
 
+	ipsetAttrFlags, ipsetListHeads = 6, 1 << 2
+
 	memberAddress, memberTo, memberPrefix, memberPort, memberLeft, memberMark, memberLink, memberComment = 1, 2, 3, 4, 6, 10, 23, 26
 )
 
-// readIPSets reads all sets of ipset. A kernel without it has none.
+// ipsetNames finds the name of a set by its number. It asks once, and only when a rule asks a set: a kernel
+// that nobody asked loads no part for it.
+func ipsetNames() func(uint16) string {
+	var rs *Ruleset
+	return func(number uint16) string {
+		if rs == nil {
+			rs = &Ruleset{}
+			listIPSets(rs, true)
+		}
+		for _, s := range rs.IPSets {
+			if s.Index == number {
+				return s.Name
+			}
+		}
+		return ""
+	}
+}
+
+// readIPSets reads the sets of ipset when a rule asks one. A kernel without it has none.
 func readIPSets(rs *Ruleset) {
+	asked := slices.ContainsFunc(rs.Tables, func(t Table) bool {
+		return t.XT && slices.ContainsFunc(t.Chains, func(c Chain) bool {
+			return slices.ContainsFunc(c.Lines, func(l Line) bool { return bytes.Contains(l.Expressions, []byte("set\x00")) })
+		})
+	})
+	legacy := slices.ContainsFunc(rs.Legacy, func(t Table) bool {
+		return slices.ContainsFunc(t.Chains, func(c Chain) bool {
+			return slices.ContainsFunc(c.Lines, func(l Line) bool { return slices.Contains(l.Words, "--match-set") })
+		})
+	})
+	if asked || legacy {
+		listIPSets(rs, false)
+	}
+}
+
+// listIPSets lists all sets, with heads only what they are called.
+func listIPSets(rs *Ruleset, heads bool) {
 	s, err := nfnetlink.Open()
 	if err != nil {
 		rs.note("ipset cannot be asked: %v", err)
@@ -54,6 +93,9 @@ func readIPSets(rs *Ruleset) {
 	var w nfnetlink.Buffer
 	w.Begin(ipsetSubsystem<<8|ipsetList, unix.NLM_F_DUMP, unix.NFPROTO_UNSPEC, 0)
 	w.Bytes(ipsetAttrProtocol, []byte{ipsetProtocol})
+	if heads {
+		w.U32(ipsetAttrFlags, ipsetListHeads)
+	}
 	w.Finish()
 	err = s.Ask(w.B, rs.addIPSet)
 	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EOPNOTSUPP) {

@@ -90,7 +90,7 @@ var tableNames = []namedOwner{
 	{"kube-proxy", "kube-proxy"}, {"flannel-ipv?", "flannel"}, {"calico", "calico"}, {"cilium*", "cilium"}, {"kube-router*", "kube-router"},
 	{"libvirt_network", "libvirt"},
 	{"wg-quick-*", "wg-quick"}, {"netbird*", "netbird"}, {"tailscale*", "tailscale"},
-	{"f2b-*", "fail2ban"}, {"sshguard", "sshguard"}, {"crowdsec*", "crowdsec"},
+	{"f2b-*", "fail2ban"}, {"fail2ban*", "fail2ban"}, {"sshguard", "sshguard"}, {"crowdsec*", "crowdsec"},
 	{"nm-shared-*", "NetworkManager"}, {"io.systemd.nat", "systemd-networkd"},
 	{"miniupnpd*", miniupnpd}, {"nftlb", "nftlb"}, {"opensnitch", opensnitch},
 }
@@ -132,7 +132,7 @@ var (
 	logPrefixes = []namedOwner{
 		{"iptables: REASON=*", "uruk"}, {"ip6tables: REASON=*", "uruk"}, {"AIF:*", "arno-iptables-firewall"}, {"[UFW *", "ufw"}, {"Shorewall:*", "shorewall"},
 	}
-	setNames  = []namedOwner{{"crowdsec*", "crowdsec"}, {"f2b-*", "fail2ban"}, {"addr-set-*", "fail2ban"}, {"addr6-set-*", "fail2ban"}}
+	setNames  = []namedOwner{{"crowdsec*", "crowdsec"}, {"f2b-*", "fail2ban"}, {"fail2ban-*", "fail2ban"}, {"sshguard*", "sshguard"}, {"cali*", "calico"}, {"KUBE-*", "kube-proxy"}, {"DOCKER-*", docker}, {"addr-set-*", "fail2ban"}, {"addr6-set-*", "fail2ban"}}
 	linkNames = []namedOwner{{"docker0", docker}, {"docker_gwbridge", docker}, {"br-????????????", docker}, {"virbr*", "libvirt"}, {"cni-podman*", "podman (netavark)"}, {"podman*", "podman (netavark)"}}
 )
 
@@ -170,6 +170,9 @@ type world struct {
 	plain string
 	// fronts are the front ends with a sign in any table of ip and ip6.
 	fronts []string
+	// tools are owners of named chains in the tables of iptables, of both families together: a tool
+	// writes single rules into tables where it has no chain.
+	tools []string
 	// served are tables named in the file of nftables.service, as "inet filter".
 	served []string
 	// opensnitch says that its tables are there; they have everybody's names.
@@ -183,6 +186,9 @@ func look(tables []Table, plain string, served []string) world {
 		if t.Family == "ip" || t.Family == "ip6" {
 			for _, f := range frontsIn(t) {
 				w.fronts = addWord(w.fronts, f)
+			}
+			if t.ofIPTables() {
+				w.tools = addTools(w.tools, t)
 			}
 		}
 		if t.Family == "inet" && (t.Name == "nat" && t.chain("filter-prerouting") != nil || t.Name == "mangle" && t.queues()) {
@@ -240,11 +246,7 @@ type here struct {
 
 func (w world) at(t *Table) here {
 	h := here{w: w, t: t, whole: ownerIn(tableNames, t.Name)}
-	for _, c := range t.Chains {
-		if owner := ownerIn(chainNames, c.Name); owner != "" {
-			h.tools = addWord(h.tools, owner)
-		}
-	}
+	h.tools = addTools(nil, t)
 	if h.whole != "" {
 		return h
 	}
@@ -271,6 +273,16 @@ func (w world) at(t *Table) here {
 		h.fronts = []string{w.plain}
 	}
 	return h
+}
+
+// addTools adds the owners of named chains of t.
+func addTools(tools []string, t *Table) []string {
+	for _, c := range t.Chains {
+		if owner := ownerIn(chainNames, c.Name); owner != "" {
+			tools = addWord(tools, owner)
+		}
+	}
+	return tools
 }
 
 func (t *Table) hasBase(names ...string) bool {
@@ -315,7 +327,7 @@ func (h here) tool(hint string) string {
 	switch {
 	case hint == "" || hint == hintOneSource || kindOf(hint) == kindFrontEnd:
 		return ""
-	case kindOf(hint) == kindBans, slices.Contains(h.tools, hint):
+	case kindOf(hint) == kindBans, slices.Contains(h.tools, hint), h.t.ofIPTables() && slices.Contains(h.w.tools, hint):
 		return hint
 	}
 	return ""

@@ -67,6 +67,7 @@ func readTables(ctx context.Context, whole bool) (Ruleset, error) {
 // dump lists everything once: tables, then chains, sets, rules, flowtables, and what is in the verdict maps.
 func dump(ctx context.Context, s *nfnetlink.Socket, whole bool) (Ruleset, error) {
 	d := decoder{whole: whole}
+	d.facts.ipsets = ipsetNames()
 	for _, part := range []struct {
 		typ  uint16
 		each func(nfnetlink.Message)
