@@ -61,6 +61,11 @@ type Machine struct {
 	Events func(context.Context) error
 	// Profile finds out what the machine is; nil for nothing. It is called by one goroutine at a time.
 	Profile func(context.Context) *report.Profile
+	// Stopping reports whether the machine is being shut down; nil when it cannot be told.
+	Stopping func(context.Context) bool
+	// Rests calls tell when the machine is about to suspend or shut down (report.Suspend, report.Shutdown) and
+	// when it is back, until its context ends; nil when nobody says so.
+	Rests func(ctx context.Context, tell func(why string, begins bool)) error
 	// Close lets go of it; nil when there is nothing to let go.
 	Close func() error
 }
@@ -227,6 +232,9 @@ func (a *Agent) run(ctx context.Context) error {
 	if a.machine.Filter != nil {
 		parts = append(parts, part{"packet filter", a.machine.Filter.Run})
 	}
+	if a.machine.Rests != nil {
+		parts = append(parts, part{"rests", a.rests})
+	}
 	if a.machine.Events != nil {
 		parts = append(parts, part{"events", a.machine.Events})
 	}
@@ -252,19 +260,43 @@ func (a *Agent) run(ctx context.Context) error {
 
 var errEnded = errors.New("nobody asked it to")
 
-// leave says good-bye, so that a machine that is shut down is not missed (NOD-11). An agent that could not
-// go on does not: it has to be missed.
+// leave says good-bye at the end: a machine that is shut down is not missed (NOD-11), one whose agent was
+// stopped is, and so is one whose agent could not go on, which says nothing.
 func (a *Agent) leave(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveBound)
+	defer cancel()
+	why := report.Stopping
+	if a.machine.Stopping != nil && a.machine.Stopping(ctx) {
+		why = report.Shutdown
+	}
+	a.goodBye(ctx, why)
+}
+
+func (a *Agent) goodBye(ctx context.Context, why string) {
 	h := a.alive()
-	h.Leaving = "shutdown"
+	h.Leaving = why
 	if err := a.link.Leave(h); err != nil {
 		return // the bus is away: it will see the silence
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveBound)
-	defer cancel()
 	if err := a.conn.NATS().FlushWithContext(ctx); err != nil {
 		a.cfg.Log.Debug("good-bye", "err", err)
 	}
+}
+
+// rests says good-bye when the machine is about to rest, and that it is back.
+func (a *Agent) rests(ctx context.Context) error {
+	return a.machine.Rests(ctx, func(why string, begins bool) {
+		a.cfg.Log.Info("the machine rests", "why", why, "begins", begins)
+		bound, cancel := context.WithTimeout(ctx, leaveBound)
+		defer cancel()
+		if begins {
+			a.goodBye(bound, why)
+			return
+		}
+		if err := a.link.Back(a.alive()); err != nil && !errors.Is(err, bus.ErrAway) {
+			a.cfg.Log.Debug("heartbeat", "err", err)
+		}
+	})
 }
 
 // alive is the heartbeat; the link's goroutine asks for it.

@@ -386,12 +386,32 @@ func TestTheOutboxKeepsWhatIsSaidWhileTheBusIsAway(t *testing.T) {
 }
 
 func TestHeartbeatsAndGoodBye(t *testing.T) {
-	r := newRig(t).still().start()
+	r := newRig(t).still()
+	tells := make(chan func(string, bool), 1)
+	r.change = func(_ *agent.Config, m *agent.Machine) {
+		m.Stopping = func(context.Context) bool { return true }
+		m.Rests = func(ctx context.Context, tell func(string, bool)) error { tells <- tell; <-ctx.Done(); return nil }
+	}
+	r.start()
 	r.push(r.sign(9, mod("notes", "one")))
 	r.applied(9)
 	waitfor.True(t, "a heartbeat", soon, func() (bool, any) { r.clock.Advance(10 * time.Second); return len(r.beats) > 0, nil })
 	if h := <-r.beats; h.Seq != 9 || h.Leaving != "" || h.At == 0 {
 		t.Errorf("%+v", h)
+	}
+	// It suspends, and nothing is heard of it until it is back.
+	tell := <-tells
+	tell(report.Suspend, true)
+	for waitfor.Value(t, "the good-bye", soon, r.beats).Leaving != report.Suspend {
+	}
+	r.clock.Advance(5 * time.Minute)
+	must(t, r.core.NATS().FlushTimeout(soon))
+	if len(r.beats) > 0 {
+		t.Errorf("asleep, and %d heartbeats", len(r.beats))
+	}
+	tell(report.Suspend, false)
+	if h := waitfor.Value(t, "the first heartbeat", soon, r.beats); h.Leaving != "" {
+		t.Errorf("back with %+v", h)
 	}
 	r.stop()
 	must(t, r.core.NATS().FlushTimeout(soon))
@@ -405,6 +425,21 @@ func TestHeartbeatsAndGoodBye(t *testing.T) {
 	for _, want := range []string{"READY=1", "STOPPING=1"} {
 		if got := waitfor.Value(t, want, soon, r.said); got != want {
 			t.Errorf("systemd was told %s, want %s", got, want)
+		}
+	}
+}
+
+// An agent that is stopped on a machine that goes on is missed (NOD-11).
+func TestAStoppedAgentIsMissed(t *testing.T) {
+	r := newRig(t).start()
+	r.report()
+	r.stop()
+	for {
+		if h := waitfor.Value(t, "the good-bye", soon, r.beats); h.Leaving != "" {
+			if h.Leaving != report.Stopping || report.Rests(h.Leaving) {
+				t.Errorf("%+v", h)
+			}
+			return
 		}
 	}
 }

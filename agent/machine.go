@@ -67,6 +67,14 @@ func OnHost(root string, log *slog.Logger) func(context.Context, *state.Store, f
 			}
 			return hint(ctx, units, changed)
 		}
+		m.Rests = units.Rests
+		m.Stopping = func(ctx context.Context) bool {
+			stopping, err := units.Stopping(ctx)
+			if err != nil {
+				log.Debug("whether the machine stops is not known", "err", err)
+			}
+			return stopping
+		}
 		m.Close = func() error {
 			var errs []error
 			for i := len(closers) - 1; i >= 0; i-- {

@@ -239,6 +239,14 @@ func (l *Link) Beat(h report.Heartbeat) error {
 	return l.say(h)
 }
 
+// Back says h as the first heartbeat after a good-bye that was not for good.
+func (l *Link) Back(h report.Heartbeat) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.left = false
+	return l.say(h)
+}
+
 // Leave says h as the last heartbeat: one that followed would make it void.
 func (l *Link) Leave(h report.Heartbeat) error {
 	l.mu.Lock()

@@ -70,12 +70,14 @@ func state(k known, seen, listened, now time.Time) (controller.NodeState, string
 		return controller.NodeRefused, words(k.reported.Refused)
 	case why != "":
 		return controller.NodeFailed, why
-	case quiet && silence > silentAfter && k.beat.Leaving != "":
+	case quiet && silence > silentAfter && report.Rests(k.beat.Leaving):
 		return controller.NodeAsleep, "it said good-bye: " + k.beat.Leaving
 	case quiet && silence > silentAfter && k.node.AsleepOK:
 		return controller.NodeAsleep, ""
 	case quiet && silence > silentAfter && now.Sub(listened) <= silentAfter:
 		return controller.NodeUnknown, "the coordinator has just begun to listen, and has not heard it yet"
+	case quiet && silence > silentAfter && k.beat.Leaving != "":
+		return controller.NodeSilent, fmt.Sprintf("its agent was stopped there %v ago", silence.Round(time.Second))
 	case quiet && silence > silentAfter:
 		return controller.NodeSilent, fmt.Sprintf("nothing was heard of it for %v", silence.Round(time.Second))
 	case !quiet:

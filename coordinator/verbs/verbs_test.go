@@ -171,6 +171,7 @@ func TestJudge(t *testing.T) {
 		{"alive after the clock was put back", known{declared: sent, reported: heard(-time.Hour, report.Applied, 4), beats: true, beat: hear.Beat{Seen: now}}, long, controller.NodeWell, ""},
 		{"a laptop", known{node: records.Node{AsleepOK: true}, declared: sent, reported: heard(5*time.Hour, report.Applied, 4)}, long, controller.NodeAsleep, ""},
 		{"said good-bye", known{declared: sent, reported: heard(5*time.Hour, report.Applied, 4), beats: true, beat: hear.Beat{Seen: now.Add(-4 * time.Hour), Leaving: "shutdown"}}, long, controller.NodeAsleep, "shutdown"},
+		{"was stopped there", known{declared: sent, reported: heard(5*time.Hour, report.Applied, 4), beats: true, beat: hear.Beat{Seen: now.Add(-4 * time.Hour), Leaving: "stopping"}}, long, controller.NodeSilent, "was stopped"},
 		{"refused", known{declared: sent, reported: with(heard(time.Second, report.Refused, 4), func(r *records.Reported) { r.Refused = &refusal.Refusal{What: "a declaration", Why: "unknown field"} })}, long, controller.NodeRefused, "unknown field"},
 		{"failed", known{declared: sent, reported: heard(time.Second, report.Failed, 4)}, long, controller.NodeFailed, "declaration 4"},
 		{"a module that does not stay up", known{declared: sent, reported: with(heard(time.Second, report.Applied, 4), func(r *records.Reported) {

@@ -255,9 +255,20 @@ type Heartbeat struct {
 	Seq uint64 `json:"seq"`
 	// Report is the number of the last report the node made: while Seq is what that one is about, it stands.
 	Report uint64 `json:"report,omitempty"`
-	// Leaving says why it is about to be silent ("shutdown", "suspend"), so that it is not missed (NOD-11).
+	// Leaving says why it is about to be silent: one of the words below.
 	Leaving string `json:"leaving,omitempty"`
 }
+
+// Why a node says good-bye. Of a machine that rests nobody misses a word (NOD-11); an agent that was stopped
+// on a machine that goes on is missed.
+const (
+	Shutdown = "shutdown"
+	Suspend  = "suspend"
+	Stopping = "stopping"
+)
+
+// Rests reports whether a good-bye is of a machine that is off or asleep.
+func Rests(leaving string) bool { return leaving == Shutdown || leaving == Suspend }
 
 // DecodeHeartbeat reads a heartbeat.
 func DecodeHeartbeat(b []byte) (Heartbeat, error) {
