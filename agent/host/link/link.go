@@ -54,8 +54,9 @@ type Found struct {
 }
 
 // Outside returns the links that count as outside, sorted by name: those with a route to everywhere in
-// any table or family, and those with hardware behind them, themselves or through the VLANs, bonds and
-// bridges made on it. It knows nothing of the tunnel and of what a person declared.
+// any table or family, those with hardware behind them, and the VLANs, bonds, bridges and the like made on
+// either: what arrives over these came over the wire of the other. It knows nothing of the tunnel and of
+// what a person declared.
 func Outside(links []Link, routes []Route) []Found {
 	why := map[int][]string{}
 	uplink := map[int]bool{}
@@ -68,14 +69,14 @@ func Outside(links []Link, routes []Route) []Found {
 			why[index] = append(why[index], "route to "+r.Dst.String())
 		}
 	}
-	hardware := onHardware(links)
+	wired := onWire(links, uplink)
 	var out []Found
 	for _, l := range links {
 		if l.Loopback {
 			continue
 		}
 		reasons := why[l.Index]
-		if on := hardware[l.Index]; on != "" {
+		if on := wired[l.Index]; on != "" && on != "uplink" {
 			reasons = append(reasons, on)
 		}
 		if len(reasons) == 0 {
@@ -122,14 +123,18 @@ func isWide(p netip.Prefix) bool {
 	return p.Overlaps(global6)
 }
 
-// onHardware says for each link with hardware below it, by index, how.
-func onHardware(links []Link) map[int]string {
+// onWire says for each link with hardware or an uplink below it, by index, how. A virtual machine's uplink
+// may have no hardware that shows.
+func onWire(links []Link, uplink map[int]bool) map[int]string {
 	on := map[int]string{}
 	byIndex := map[int]Link{}
 	for _, l := range links {
 		byIndex[l.Index] = l
-		if l.Hardware {
+		switch {
+		case l.Hardware:
 			on[l.Index] = "hardware"
+		case uplink[l.Index] && !l.Loopback:
+			on[l.Index] = "uplink"
 		}
 	}
 	// Each round carries the word one link further up; links stacked in a circle end it too.

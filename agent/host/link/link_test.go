@@ -43,6 +43,8 @@ func TestOutside(t *testing.T) {
 		{"a second card without a route", []Link{lo, nic}, nil, []Found{{"enp1s0", false, []string{"hardware"}}}},
 		{"vlan and macvlan on hardware", []Link{nic, {Index: 7, Name: "v.5", Kind: "vlan", Parent: 2}, {Index: 8, Name: "mv", Kind: "macvlan", Parent: 7}},
 			nil, []Found{{"enp1s0", false, []string{"hardware"}}, {"mv", false, []string{"macvlan on v.5"}}, {"v.5", false, []string{"vlan on enp1s0"}}}},
+		{"vlan and bridge on an uplink without hardware that shows", []Link{cloud, {Index: 7, Name: "v.5", Kind: "vlan", Parent: 3}, {Index: 8, Name: "br1", Kind: "bridge"}, {Index: 9, Name: "v.6", Kind: "vlan", Parent: 3, Master: 8}},
+			[]Route{route("::/0", 254, 3)}, []Found{{"br1", false, []string{"bridge with port v.6"}}, {"v.5", false, []string{"vlan on venet0"}}, {"v.6", false, []string{"vlan on venet0"}}, {"venet0", true, []string{"route to ::/0"}}}},
 		{"bridge over a bond of cards", []Link{
 			{Index: 10, Name: "br0", Kind: "bridge"}, {Index: 9, Name: "bond0", Kind: "bond", Master: 10},
 			{Index: 2, Name: "enp1s0", Kind: "device", Hardware: true, Master: 9}, {Index: 11, Name: "tap1", Kind: "tuntap", Master: 10},

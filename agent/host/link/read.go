@@ -78,19 +78,25 @@ func hasDevice(name string) bool {
 
 func readRoutes() ([]Route, error) {
 	var out []Route
+	over := false // there are routes of which the kernel names no link
 	every := &netlink.Route{Table: unix.RT_TABLE_UNSPEC}
 	err := netlink.RouteListFilteredIter(netlink.FAMILY_ALL, every, netlink.RT_FILTER_TABLE, func(r netlink.Route) bool {
 		if route, ok := routeOf(r); ok && isWide(route.Dst) {
 			out = append(out, route)
+			over = over || route.everywhere() && len(route.Links) == 0
 		}
 		return true
 	})
-	return out, err
+	if !over || err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		return out, err
+	}
+	more, errMore := readByNexthop()
+	return append(out, more...), errors.Join(err, errMore)
 }
 
 // routeOf takes what Outside needs; ok is false for families that carry no internet traffic. Routes
 // over nexthop objects come with the legs of the object, as long as the kernel's setting
-// net.ipv4.nexthop_compat_mode is on, its default.
+// net.ipv4.nexthop_compat_mode is on, its default; readByNexthop does for when it is not.
 func routeOf(r netlink.Route) (Route, bool) {
 	out := Route{Table: r.Table, Unicast: r.Type == unix.RTN_UNICAST}
 	switch {

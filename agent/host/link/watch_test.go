@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"net"
+	"os"
 	"os/exec"
 	"runtime"
 	"slices"
@@ -69,6 +70,7 @@ func TestReadFindsUplinksOfEveryTableAndShape(t *testing.T) {
 		{"main table", "route add default via 198.18.0.1", "route del default", []string{"up0"}},
 		{"table 52", "route add default via 198.19.0.1 table 52", "route del default table 52", []string{"up1"}},
 		{"IPv6, without a gateway", "-6 route add default dev up1", "-6 route del default dev up1", []string{"up1"}},
+		{"both halves", "route add 0.0.0.0/1 dev up0", "route del 0.0.0.0/1", []string{"up0"}},
 		{"half of everything", "route add 128.0.0.0/1 dev up1", "route del 128.0.0.0/1", []string{"up1"}},
 		{"2000::/3", "-6 route add 2000::/3 dev up0", "-6 route del 2000::/3", []string{"up0"}},
 		{"two legs", "route add default nexthop via 198.18.0.1 nexthop via 198.19.0.1", "route del default", []string{"up0", "up1"}},
@@ -95,6 +97,28 @@ func TestReadFindsUplinksOfEveryTableAndShape(t *testing.T) {
 	ip(t, "nexthop add id 7 via 198.19.0.1 dev up1", "route add default nhid 7")
 	if got := uplinks(t); !slices.Equal(got, []string{"up1"}) {
 		t.Errorf("nexthop object: uplinks %v", got)
+	}
+	ip(t, "route del default", "nexthop add id 8 via 198.18.0.1 dev up0", "nexthop add id 9 group 7/8")
+	if err := os.WriteFile("/proc/sys/net/ipv4/nexthop_compat_mode", []byte("0"), 0); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name, add, del string
+		want           []string
+	}{
+		{"an object alone", "route add default nhid 8", "route del default", []string{"up0"}},
+		{"a group, in another table", "route add default nhid 9 table 52", "route del default table 52", []string{"up0", "up1"}},
+		{"for IPv6", "-6 route add 2000::/3 nhid 10", "-6 route del 2000::/3", []string{"up1"}},
+		{"a narrow route", "route add 192.0.2.0/24 nhid 8", "route del 192.0.2.0/24", nil},
+	} {
+		if tt.name == "for IPv6" {
+			ip(t, "-6 nexthop add id 10 dev up1")
+		}
+		ip(t, tt.add)
+		if got := uplinks(t); !slices.Equal(got, tt.want) {
+			t.Errorf("nexthop objects without their links, %s: uplinks %v, want %v", tt.name, got, tt.want)
+		}
+		ip(t, tt.del)
 	}
 	ip(t, "link add br9 type bridge", "link set up0-x master br9", "link add link up0 name mv0 type macvlan")
 	links, _, err := Read(t.Context())
