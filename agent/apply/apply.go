@@ -81,7 +81,7 @@ type Config struct {
 	// BundleDir is where bundles are unpacked: an absolute path of its own, not below Root.
 	BundleDir string
 	Host      Host
-	// Fetch writes an artifact to w from a chunk on, in order.
+	// Fetch writes an artifact to w from a chunk on, in order, each chunk in a slice of its own: w keeps it.
 	Fetch  func(ctx context.Context, a declaration.Artifact, from int, w io.Writer) error
 	Filter Filter // nil for none
 	Clock  clock.Clock
@@ -160,6 +160,8 @@ type Engine struct {
 	root *file.Root
 	turn chan struct{} // token: one pass at a time; it owns what follows
 
+	reader    declaration.Reader    // and of what came last, what need not be read again
+	decoder   resource.Decoder      // the same for manifests
 	passed    resource.Passed       // manifests that keep the rules
 	seen      map[string]file.State // what was read at a path and can be told unchanged by stat
 	accounts  user.Accounts
@@ -371,11 +373,11 @@ func (e *Engine) take(ctx context.Context) (give func(), err error) {
 
 // read verifies and decodes a declaration whole.
 func (e *Engine) read(signed declaration.Signed) (*declaration.Declaration, []manifest.Manifest, error) {
-	d, err := signed.Open(e.cfg.Verifier, e.cfg.Mesh, e.cfg.Node)
+	d, err := e.reader.Open(signed, e.cfg.Verifier, e.cfg.Mesh, e.cfg.Node)
 	if err != nil {
 		return nil, nil, err
 	}
-	manifests, err := resource.Decode(d)
+	manifests, err := e.decoder.Decode(d)
 	return d, manifests, err
 }
 

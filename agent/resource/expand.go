@@ -26,11 +26,31 @@ import (
 
 // Decode reads the manifest of every module of d strictly. An error refuses d whole, with the field's
 // path: this agent would do something else than what was meant (APP-1).
-func Decode(d *declaration.Declaration) ([]manifest.Manifest, error) {
+func Decode(d *declaration.Declaration) ([]manifest.Manifest, error) { return new(Decoder).Decode(d) }
+
+// Decoder is Decode for declarations that follow each other: a manifest that is the same text as in the one
+// before is not read again. Nobody may change what it returned. It is for one goroutine; its zero value is
+// ready.
+type Decoder struct{ known map[string]manifest.Manifest } // by text
+
+// maxKnown bounds in bytes the text of the manifests that are remembered.
+const maxKnown = 256 << 10
+
+// Decode is the function of that name.
+func (k *Decoder) Decode(d *declaration.Declaration) ([]manifest.Manifest, error) {
 	out := make([]manifest.Manifest, len(d.Modules))
+	known, size := make(map[string]manifest.Manifest, len(d.Modules)), 0
 	for i, m := range d.Modules {
-		err := strict.Decode(m.Manifest, &out[i])
+		var err error
+		if before, ok := k.known[string(m.Manifest)]; ok {
+			out[i] = before
+		} else {
+			err = strict.Decode(m.Manifest, &out[i])
+		}
 		if err == nil {
+			if size += len(m.Manifest); size <= maxKnown {
+				known[string(m.Manifest)] = out[i]
+			}
 			continue
 		}
 		at := fmt.Sprintf("modules[%d].manifest", i)
@@ -47,6 +67,7 @@ func Decode(d *declaration.Declaration) ([]manifest.Manifest, error) {
 		}
 		return nil, refusal.Because(err, "a declaration", fmt.Sprintf("%s (module %s): %v", at, m.Name, err), do)
 	}
+	k.known = known
 	return out, nil
 }
 
@@ -64,6 +85,8 @@ type Input struct {
 	// Open opens a secret sealed to this node.
 	Open    func(module subject.Module, key string, sealed credential.Sealed) (string, error)
 	Machine Machine
+	// Engine is how units name the container engine.
+	Engine Engine
 	// BundleDir is where bundles are unpacked, each in a folder named by its digest.
 	BundleDir string
 	// Passed are manifests that need not be held against the rules again; nil for none.
@@ -159,7 +182,7 @@ func expandModule(in Input, m *declaration.Module, plain *manifest.Manifest) ([]
 	if err := in.Passed.check(m.Manifest, plain); err != nil {
 		return nil, refusal.Because(err, "the manifest of module "+string(m.Name), err.Error(), "correct it and register the module again")
 	}
-	if err := meets(in.Machine, plain); err != nil {
+	if err := errors.Join(meets(in.Machine, plain), needsEngine(in.Machine, plain)); err != nil {
 		return nil, err
 	}
 	filled, err := plain.Fill(lookup(in, m, plain))
@@ -173,12 +196,17 @@ func expandModule(in Input, m *declaration.Module, plain *manifest.Manifest) ([]
 		return nil, refusal.New("module "+string(m.Name), "it has a bundle, and the declaration names no artifact", "register the module again and push")
 	}
 	e := &expander{in: in, module: m, plain: plain, filled: filled}
+	e.groups()
 	e.users()
 	e.dirs()
 	e.bundle()
 	e.files()
-	e.units()
-	return e.out, nil
+	e.links()
+	e.kernel()
+	if err := e.engine(); err != nil {
+		return nil, err
+	}
+	return e.out, e.units()
 }
 
 // sayable refuses values that systemd would pass over in silence: the program would run without the variable,
@@ -199,6 +227,9 @@ func sayable(m *manifest.Manifest) error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.Run.Processes)) {
 		env("process "+name, m.Run.Processes[name].Env)
+	}
+	for _, name := range slices.Sorted(maps.Keys(m.Run.Containers)) {
+		env("container "+name, m.Run.Containers[name].Env)
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.Run.Timers)) {
 		env("timer "+name, m.Run.Timers[name].Env)
@@ -231,8 +262,6 @@ func meets(have Machine, m *manifest.Manifest) error {
 		return refusal.Newf(what, do, "this machine is %s, and it needs one of %v", have.Arch, n.Arch)
 	case len(n.OS) > 0 && !slices.Contains(n.OS, have.OS):
 		return refusal.Newf(what, do, "this machine runs %s, and it needs one of %v", have.OS, n.OS)
-	case n.Engine && !have.Engine:
-		return refusal.New(what, "it needs a container engine, and this machine has none", "install podman or docker, or unassign it here")
 	}
 	return nil
 }
@@ -248,17 +277,26 @@ func (e *expander) add(r Resource) {
 func (e *expander) users() {
 	for _, name := range slices.Sorted(maps.Keys(e.filled.Run.Users)) {
 		u := e.filled.Run.Users[name]
-		e.add(Resource{ID: ID(KindUser, name), Kind: KindUser,
+		var needs []string
+		for _, g := range u.Groups {
+			if _, ours := e.filled.Run.Groups[g]; ours {
+				needs = append(needs, ID(KindGroup, g))
+			}
+		}
+		e.add(Resource{ID: ID(KindUser, name), Kind: KindUser, Needs: needs,
 			User: &User{Name: name, Home: u.HomeDir(), Shell: u.LoginShell(), Groups: u.Groups}})
 	}
 }
 
-// owners are the ids of the users of this module among names.
+// owners are the ids of the users and groups of this module among names.
 func (e *expander) owners(names ...string) []string {
 	var ids []string
 	for _, n := range names {
 		if _, ours := e.filled.Run.Users[n]; ours && !slices.Contains(ids, ID(KindUser, n)) {
 			ids = append(ids, ID(KindUser, n))
+		}
+		if _, ours := e.filled.Run.Groups[n]; ours && !slices.Contains(ids, ID(KindGroup, n)) {
+			ids = append(ids, ID(KindGroup, n))
 		}
 	}
 	return ids
@@ -281,6 +319,12 @@ func (e *expander) dirs() {
 	}
 	for _, f := range e.filled.Run.Files {
 		above(f.Path)
+	}
+	for _, l := range e.filled.Run.Links {
+		above(l.Path)
+	}
+	for _, p := range e.generatedFiles() {
+		above(p)
 	}
 	for _, p := range slices.Sorted(maps.Keys(dirs)) {
 		d := dirs[p]
@@ -367,6 +411,15 @@ func (e *expander) dependsOn() []byte {
 			}
 		}
 	}
+	for _, name := range slices.Sorted(maps.Keys(e.plain.Run.Containers)) {
+		env := e.plain.Run.Containers[name].Env
+		for _, k := range privateVars(env, env) {
+			put(h, "env", name, k, env[k])
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(e.filled.Run.Networks)) {
+		put(h, "network", spec(e.filled, name))
+	}
 	for _, k := range slices.Sorted(maps.Keys(e.filled.Settings)) {
 		v, set := e.module.Settings[k]
 		if d := e.filled.Settings[k].Default; !set && d != nil {
@@ -391,7 +444,8 @@ func put(h hash.Hash, parts ...string) {
 // Sort orders resources by module, and within one by what they need, then by kind and id: the same
 // order whatever order they came in.
 func Sort(all []Resource) []Resource {
-	rank := map[Kind]int{KindUser: 0, KindDir: 1, KindBundle: 2, KindFile: 3, KindUnit: 4}
+	rank := map[Kind]int{KindGroup: 0, KindUser: 1, KindDir: 2, KindBundle: 3, KindFile: 4, KindLink: 5, KindModule: 6, KindSysctl: 7,
+		KindNetwork: 8, KindVolume: 9, KindImage: 10, KindContainer: 11, KindUnit: 12}
 	sorted := slices.Clone(all)
 	slices.SortFunc(sorted, func(a, b Resource) int {
 		return cmp.Or(cmp.Compare(a.Module, b.Module), cmp.Compare(rank[a.Kind], rank[b.Kind]), cmp.Compare(a.ID, b.ID))

@@ -138,11 +138,12 @@ func (s *Store) dropRotten(ctx context.Context, notes []string) ([]string, error
 	var seq uint64
 	var digest string
 	var signed []byte
-	err := s.db().Read().QueryRowContext(ctx, `SELECT seq, digest, signed FROM declaration ORDER BY seq DESC LIMIT 1`).Scan(&seq, &digest, &signed)
+	var size int64
+	err := s.db().Read().QueryRowContext(ctx, `SELECT seq, digest, padded, size FROM declaration ORDER BY seq DESC LIMIT 1`).Scan(&seq, &digest, &signed, &size)
 	if errors.Is(err, sql.ErrNoRows) {
 		return notes, nil
 	}
-	sum := sha256.Sum256(signed)
+	sum := sha256.Sum256(unpadded(signed, size))
 	if err != nil || hex.EncodeToString(sum[:]) == digest || len(digest) != 2*len(sum) {
 		return notes, err
 	}

@@ -71,7 +71,7 @@ type Store struct {
 
 	mu       sync.Mutex // guards the fields below, which mirror the file so that most questions cost no query
 	newest   Accepted   // without Signed
-	held     int        // declarations in the file
+	slot     int64      // of the newest
 	ledger   map[string]Row
 	modules  map[string]report.Module
 	rows     int   // waiting in the outbox
@@ -178,16 +178,13 @@ func (s *Store) load(ctx context.Context, whole bool) error {
 	defer s.mu.Unlock()
 	r := s.db().Read()
 	var at int64
-	err := r.QueryRowContext(ctx, `SELECT seq, digest, accepted FROM declaration ORDER BY seq DESC LIMIT 1`).
-		Scan(&s.newest.Seq, &s.newest.Digest, &at)
+	err := r.QueryRowContext(ctx, `SELECT slot, seq, digest, accepted FROM declaration ORDER BY seq DESC LIMIT 1`).
+		Scan(&s.slot, &s.newest.Seq, &s.newest.Digest, &at)
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
 		return err
 	}
 	s.newest.At = time.UnixMilli(at).UTC()
 	if whole {
-		if err := r.QueryRowContext(ctx, `SELECT count(*) FROM declaration`).Scan(&s.held); err != nil {
-			return err
-		}
 		if err := s.loadLedger(ctx); err != nil {
 			return err
 		}
@@ -212,33 +209,43 @@ func (s *Store) Accept(ctx context.Context, seq uint64, digest string, signed []
 	if err != nil || !news {
 		return false, err
 	}
-	now := s.clock.Now().UTC().Truncate(time.Millisecond)
+	now, slot := s.clock.Now().UTC().Truncate(time.Millisecond), (s.slot+1)%Kept
 	err = s.db().Write(ctx, func(tx *sql.Tx) error {
 		if err := s.putStaged(ctx, tx); err != nil {
 			return err
 		}
-		if _, err := tx.ExecContext(ctx, `INSERT INTO declaration (seq, digest, signed, accepted) VALUES (?, ?, ?, ?)`,
-			int64(seq), digest, signed, now.UnixMilli()); err != nil {
+		if _, err := tx.ExecContext(ctx, `INSERT INTO declaration (slot, seq, accepted, size, digest, padded) VALUES (?, ?, ?, ?, ?, ?)
+			ON CONFLICT (slot) DO UPDATE SET seq = excluded.seq, accepted = excluded.accepted, size = excluded.size,
+			digest = excluded.digest, padded = excluded.padded`,
+			slot, int64(seq), now.UnixMilli(), len(signed), digest, padded(signed)); err != nil {
 			return err
-		}
-		if s.held >= Kept+slack { // not each time: a statement costs as much as what it does
-			if _, err := tx.ExecContext(ctx, `DELETE FROM declaration WHERE seq NOT IN
-				(SELECT seq FROM declaration ORDER BY seq DESC LIMIT ?)`, Kept); err != nil {
-				return err
-			}
 		}
 		return putRows(ctx, tx, dated(intents, now))
 	})
 	if err != nil {
 		return false, fmt.Errorf("accept declaration %d: %w", seq, err)
 	}
-	s.staged = nil
+	s.staged, s.slot = nil, slot
 	s.newest = Accepted{Seq: seq, Digest: digest, At: now}
-	if s.held++; s.held > Kept+slack {
-		s.held = Kept
-	}
 	s.mirror(intents, nil, now)
 	return true, nil
+}
+
+// grain is what the kept text of a declaration is padded to a multiple of.
+const grain = 512
+
+func padded(signed []byte) []byte {
+	out := make([]byte, (len(signed)+grain-1)/grain*grain)
+	copy(out, signed)
+	return out
+}
+
+// unpadded is the text in a row; all of it when the size cannot be.
+func unpadded(b []byte, size int64) []byte {
+	if size < 0 || size > int64(len(b)) {
+		return b
+	}
+	return b[:size]
 }
 
 // Judge says what Accept would: whether a declaration is news, or why it is refused.
@@ -294,11 +301,11 @@ func (s *Store) Accepted(ctx context.Context) ([]Accepted, error) { return s.acc
 
 func (s *Store) accepted(ctx context.Context, n int) ([]Accepted, error) {
 	return query(ctx, s.db(), func(rows *sql.Rows) (a Accepted, err error) {
-		var at int64
-		err = rows.Scan(&a.Seq, &a.Digest, &a.Signed, &at)
-		a.At = time.UnixMilli(at).UTC()
+		var at, size int64
+		err = rows.Scan(&a.Seq, &a.Digest, &a.Signed, &size, &at)
+		a.Signed, a.At = unpadded(a.Signed, size), time.UnixMilli(at).UTC()
 		return a, err
-	}, `SELECT seq, digest, signed, accepted FROM declaration ORDER BY seq DESC LIMIT ?`, n)
+	}, `SELECT seq, digest, padded, size, accepted FROM declaration ORDER BY seq DESC LIMIT ?`, n)
 }
 
 // query reads every row of a question.

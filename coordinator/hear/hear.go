@@ -193,10 +193,8 @@ func (h *Hearer) take(ctx context.Context, batch []jetstream.Msg) error {
 	if err != nil {
 		return err
 	}
-	for _, m := range batch {
-		if err := m.Ack(); err != nil {
-			return err // it comes again, and is no news then
-		}
+	if err := batch[len(batch)-1].Ack(); err != nil { // and with it those before
+		return err // they come again, and are no news then
 	}
 	for i, x := range heard {
 		if !x.Known {

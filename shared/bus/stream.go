@@ -68,11 +68,12 @@ func Streams(replicas int, room ...int64) []jetstream.StreamConfig {
 	}
 }
 
-// Reports is the coordinator's durable consumer on CONTROL.
+// Reports is the coordinator's durable consumer on CONTROL. An acknowledgement stands for all messages before
+// it: reports are recorded in batches, in their order.
 func Reports() (subject.Stream, jetstream.ConsumerConfig) {
 	return subject.Control, jetstream.ConsumerConfig{
 		Durable: "coordinator", Description: "reports, in the order they came",
-		FilterSubject: subject.Report(subject.Each), AckPolicy: jetstream.AckExplicitPolicy,
+		FilterSubject: subject.Report(subject.Each), AckPolicy: jetstream.AckAllPolicy,
 		AckWait: ackWait, MaxDeliver: maxDeliver, MaxAckPending: maxAckPending,
 	}
 }

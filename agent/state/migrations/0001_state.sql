@@ -1,11 +1,15 @@
 -- What an agent has to know across restarts. Times are Unix milliseconds, UTC. Every page that a commit
 -- touches is written whole: so no index that a question does not need, and no AUTOINCREMENT.
 
+-- The last ones accepted, in slots that are used in turn. padded is the text and zeros up to a length that
+-- the next one of a slot is likely to have too: a row of the same length is written over where it stands.
 CREATE TABLE declaration (
-  seq      INTEGER PRIMARY KEY,
+  slot     INTEGER PRIMARY KEY,
+  seq      INTEGER NOT NULL,
+  accepted INTEGER NOT NULL,
+  size     INTEGER NOT NULL,
   digest   TEXT    NOT NULL,
-  signed   BLOB    NOT NULL,
-  accepted INTEGER NOT NULL
+  padded   BLOB    NOT NULL
 ) STRICT;
 
 -- Everything mesh put on the machine, or is about to. mark guards the fields that allow a removal.
