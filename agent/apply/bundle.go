@@ -3,8 +3,11 @@ package apply
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"io/fs"
 	"os"
@@ -30,7 +33,8 @@ const (
 )
 
 // fetchBundle brings a bundle to its folder: its bytes chunk by chunk into a file beside it, resumed where
-// they broke off; checked; unpacked under another name; synced; renamed. The folder is whole or not there.
+// they broke off; unpacked under another name, while they come; checked; synced; renamed. The folder is whole
+// and of the right bytes, or not there.
 func (r *run) fetchBundle(ctx context.Context, b *resource.Bundle) error {
 	if err := r.bundleDir(); err != nil {
 		return err
@@ -48,21 +52,29 @@ func (r *run) fetchBundle(ctx context.Context, b *resource.Bundle) error {
 			return err
 		}
 	}
-	digest := b.Artifact.Digest
-	part := filepath.Join(r.cfg.BundleDir, partPrefix+digest)
-	err = r.download(ctx, b.Artifact, part)
+	part := filepath.Join(r.cfg.BundleDir, partPrefix+b.Artifact.Digest)
+	tmp := filepath.Join(r.cfg.BundleDir, unpackPrefix+b.Artifact.Digest)
+	sums, err := r.open(ctx, b.Artifact, part, tmp)
 	if err == nil {
-		r.cfg.FailPoint(bundleFetched)
-		err = r.unpack(ctx, part, b, there)
+		r.cfg.FailPoint(bundleOpened)
+		err = r.place(b.Folder, tmp, sums, there)
+	}
+	if e := os.RemoveAll(tmp); e != nil { // it is in its place, or of no use
+		err = errors.Join(err, e)
 	}
 	// On a full disk the bytes are given back, and a bundle that was refused is not kept. All else may be
 	// resumed.
 	if err == nil || noSpace(err) || refusal.Of(err) != nil {
-		if e := os.Remove(part); e != nil && !errors.Is(e, fs.ErrNotExist) {
-			err = errors.Join(err, e)
-		}
+		err = errors.Join(err, removeFile(part))
 	}
 	return err
+}
+
+func removeFile(at string) error {
+	if err := os.Remove(at); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
 }
 
 // bundleDir makes the folder of bundles. Programs in it run as other users, so the way there has to be
@@ -85,25 +97,114 @@ func (r *run) bundleDir() error {
 	return nil
 }
 
-func (r *run) download(ctx context.Context, a declaration.Artifact, part string) error {
+// open has the bundle's bytes fetched into part and unpacked in tmp, and returns the sums of its files, once
+// its digest is right. From the start both is done side by side; what was begun before is fetched first.
+func (r *run) open(ctx context.Context, a declaration.Artifact, part, tmp string) (sums map[string]string, err error) {
 	f, err := os.OpenFile(part, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return err
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	if err := os.RemoveAll(tmp); err != nil {
+		return nil, err
+	}
+	if err := os.Mkdir(tmp, 0o700); err != nil { // nobody looks in before the digest is right
+		return nil, err
 	}
 	from, err := r.resume(f, a)
-	if err == nil && from < a.Chunks {
-		at, _ := bundle.Span(from, a.Size)
-		if err = r.room(a.Size - at); err == nil {
-			w := &chunkWriter{f: f, r: r, size: a.Size, until: r.until}
-			err = r.cfg.Fetch(ctx, a, from, w)
+	if err != nil {
+		return nil, err
+	}
+	at, _ := bundle.Span(from, a.Size)
+	if err := r.room(a.Size - at); err != nil && from < a.Chunks {
+		return nil, err
+	}
+	u := &unpacking{r: r, tmp: tmp, sum: sha256.New(), sums: map[string]string{}}
+	if from == 0 {
+		return u.sums, r.stream(ctx, a, f, u)
+	}
+	if from < a.Chunks {
+		if err := r.cfg.Fetch(ctx, a, from, &chunkWriter{f: f, r: r, size: a.Size, until: r.until}); err != nil {
+			return nil, err
 		}
 	}
+	r.cfg.FailPoint(bundleFetched)
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return nil, err
+	}
+	return u.sums, u.all(ctx, f, a.Digest)
+}
+
+// stream fetches and unpacks side by side.
+func (r *run) stream(ctx context.Context, a declaration.Artifact, f *os.File, u *unpacking) error {
+	chunks, opened := make(chan []byte, ahead), make(chan error, 1)
+	u.gone = make(chan struct{})
+	go func() { // ends when chunks is closed
+		opened <- u.all(ctx, &chunkReader{chunks: chunks}, a.Digest)
+		close(u.gone)
+		for range chunks { // what comes after it gave up
+		}
+	}()
+	err := r.cfg.Fetch(ctx, a, 0, &chunkWriter{f: f, r: r, size: a.Size, until: r.until, pass: chunks, gone: u.gone})
 	if err == nil {
-		if _, err = f.Seek(0, io.SeekStart); err == nil {
-			err = bundle.Verify(f, a.Digest)
-		}
+		r.cfg.FailPoint(bundleFetched)
 	}
-	return errors.Join(err, f.Close())
+	close(chunks)
+	if failed := <-opened; failed != nil && (err == nil || errors.Is(err, errGaveUp)) {
+		return failed // else the bytes ended in the middle
+	}
+	return err
+}
+
+// ahead is how many chunks may have come that are not unpacked yet.
+const ahead = 4
+
+// unpacking is one bundle being opened.
+type unpacking struct {
+	r    *run
+	tmp  string
+	sum  hash.Hash
+	sums map[string]string // of the files' content, by name
+	gone chan struct{}     // closed when it takes no more chunks; nil when it reads a file
+}
+
+// all unpacks what in has to its very end, and refuses other bytes than digest says: that is said first,
+// whatever they made of the archive.
+func (u *unpacking) all(ctx context.Context, in io.Reader, digest string) error {
+	in = io.TeeReader(in, u.sum)
+	err := unpackInto(ctx, in, u.tmp, bundle.Hooks{
+		File: func(name, sum string) { u.sums[name] = sum },
+		Room: u.r.room,
+	})
+	if err != nil && refusal.Of(err) == nil {
+		return err
+	}
+	if _, e := io.Copy(io.Discard, in); e != nil { // only after a refusal is there anything left
+		return e
+	}
+	if got := hex.EncodeToString(u.sum.Sum(nil)); got != digest {
+		return bundle.Differs(digest, got)
+	}
+	return err
+}
+
+// chunkReader reads chunks one after the other.
+type chunkReader struct {
+	chunks <-chan []byte
+	now    []byte
+}
+
+func (c *chunkReader) Read(b []byte) (int, error) {
+	for len(c.now) == 0 {
+		next, more := <-c.chunks
+		if !more {
+			return 0, io.EOF
+		}
+		c.now = next
+	}
+	n := copy(b, c.now)
+	c.now = c.now[n:]
+	return n, nil
 }
 
 // resume cuts f to whole chunks and says which comes next.
@@ -126,17 +227,29 @@ func (r *run) resume(f *os.File, a declaration.Artifact) (from int, err error) {
 	return from, err
 }
 
-// chunkWriter tells the fail point of each chunk, and ends the fetch after a chunk once the pass has waited
-// long enough: what came stays, and the next pass goes on.
+// chunkWriter keeps each chunk and passes it on, tells its fail point, and ends the fetch after a chunk once
+// the pass has waited long enough: what came stays, and the next pass goes on.
 type chunkWriter struct {
 	f     *os.File
 	r     *run
 	size  int64
 	until time.Time
+	pass  chan<- []byte   // nil: nobody unpacks meanwhile
+	gone  <-chan struct{} // who unpacks takes no more
 }
+
+// errGaveUp ends a fetch whose bytes nobody takes: why is said by who gave up.
+var errGaveUp = errors.New("what came could not be unpacked")
 
 func (w *chunkWriter) Write(b []byte) (int, error) {
 	n, err := w.f.Write(b)
+	if err == nil && w.pass != nil {
+		select {
+		case w.pass <- b: // the fetch makes a new one for each chunk
+		case <-w.gone:
+			err = errGaveUp
+		}
+	}
 	w.r.cfg.FailPoint(chunkWritten)
 	if err != nil || w.r.cfg.Clock.Now().Before(w.until) {
 		return n, err
@@ -149,8 +262,28 @@ func (w *chunkWriter) Write(b []byte) (int, error) {
 	return n, &late{fmt.Sprintf("its bundle is on its way, about %d %% of %d MiB are here", at*10/w.size*10, (w.size+1<<20-1)>>20), fetchOn, false}
 }
 
-// room refuses what would not leave the reserve.
+// room refuses what would not leave the reserve. When it does not fit, bundles that are to go anyway go
+// first (APP-13).
 func (r *run) room(need int64) error {
+	err := r.fits(need)
+	if err == nil {
+		return nil
+	}
+	for _, s := range r.w.plan.Steps {
+		if s.Op != plan.RemoveBundle {
+			continue
+		}
+		if e := r.removeBundle(s.ID); e != nil {
+			return errors.Join(err, e)
+		}
+		if err = r.fits(need); err == nil {
+			return nil
+		}
+	}
+	return err
+}
+
+func (r *run) fits(need int64) error {
 	var s unix.Statfs_t
 	if err := unix.Statfs(r.cfg.BundleDir, &s); err != nil {
 		return err
@@ -161,57 +294,34 @@ func (r *run) room(need int64) error {
 	return nil
 }
 
-func (r *run) unpack(ctx context.Context, part string, b *resource.Bundle, there bool) (err error) {
-	f, err := os.Open(part)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = f.Close() }() // only read
-	_, size, err := bundle.Inspect(ctx, f, bundle.Default())
-	if err != nil {
-		return err
-	}
-	if err := r.room(size + size/10); err != nil {
-		return err
-	}
-	if _, err := f.Seek(0, io.SeekStart); err != nil {
-		return err
-	}
-	tmp := filepath.Join(r.cfg.BundleDir, unpackPrefix+b.Artifact.Digest)
-	if err := os.RemoveAll(tmp); err != nil {
-		return err
-	}
-	if err := os.Mkdir(tmp, 0o755); err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.RemoveAll(tmp))
-		}
-	}()
-	if err := unpackInto(ctx, f, tmp); err != nil {
-		return err
-	}
-	r.cfg.FailPoint(bundleOpened)
+// place syncs what was unpacked in tmp and puts it to folder, or mends what was altered there.
+func (r *run) place(folder, tmp string, sums map[string]string, there bool) error {
 	if there {
-		return errors.Join(r.putRight(b.Folder, tmp), os.RemoveAll(tmp))
+		return r.putRight(folder, tmp)
 	}
-	ix, err := scan(tmp)
+	ix, err := scan(tmp, sums)
 	if err == nil {
-		err = ix.save(b.Folder)
+		err = ix.save(folder)
+	}
+	if err == nil {
+		err = os.Chmod(tmp, 0o755) // its programs run as other users
+	}
+	if err == nil {
+		// What came is not needed any more, and would be written to the disk with the rest.
+		err = removeFile(filepath.Join(r.cfg.BundleDir, partPrefix+filepath.Base(folder)))
 	}
 	if err == nil {
 		err = syncFS(tmp)
 	}
 	if err != nil {
-		return errors.Join(err, dropIndex(b.Folder))
+		return errors.Join(err, dropIndex(folder))
 	}
 	r.cfg.FailPoint(bundleSynced)
-	if err := os.Rename(tmp, b.Folder); err != nil {
+	if err := os.Rename(tmp, folder); err != nil {
 		return err
 	}
 	r.cfg.FailPoint(bundleNamed)
-	r.know(b.Folder, ix)
+	r.know(folder, ix)
 	return syncDir(r.cfg.BundleDir)
 }
 
@@ -257,13 +367,13 @@ func dropIndex(folder string) error {
 	return nil
 }
 
-func unpackInto(ctx context.Context, f io.Reader, dir string) error {
+func unpackInto(ctx context.Context, in io.Reader, dir string, hooks bundle.Hooks) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return err
 	}
-	err = bundle.Unpack(ctx, f, root, bundle.Default())
-	return errors.Join(err, root.Close(), os.Chmod(dir, 0o755)) // whatever the umask
+	err = bundle.Unpack(ctx, in, root, bundle.Default(), hooks)
+	return errors.Join(err, root.Close())
 }
 
 func syncFS(dir string) error {

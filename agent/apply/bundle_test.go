@@ -235,3 +235,29 @@ func TestSlowBundleHoldsUpNobodyForLong(t *testing.T) {
 		t.Error("the slow module never came")
 	}
 }
+
+// APP-13: the last two builds stay; an older one goes first when the disk has no room for the next.
+func TestOlderBundlesMakeRoom(t *testing.T) {
+	b, err := makeBed(t.TempDir())
+	must(t, err)
+	b.reserve = 64 << 10
+	const each = 2 << 20
+	small(t, b.path("state/bundles"), 7*each/2) // one that is there, the next, and the bytes it comes as
+	b.open(t)
+	var digests []string
+	for n := range 4 {
+		content := []byte(noise(each))
+		content[0] = byte(n)
+		m := bundled(b, t, string(content))
+		r := b.accept(t, uint64(n+1), m)
+		if r.Outcome != report.Applied {
+			t.Fatalf("build %d: %+v", n, r)
+		}
+		digests = append(digests, m.artifact.Digest)
+		b.clock.Advance(time.Minute)
+	}
+	want := slices.Sorted(slices.Values(digests[2:]))
+	if got := dirNames(t, b.path("state/bundles")); !slices.Equal(got, want) {
+		t.Errorf("there are %v, want the last two %v", got, want)
+	}
+}

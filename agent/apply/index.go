@@ -34,8 +34,8 @@ type indexed struct {
 	Sum   string `json:"d,omitempty"` // of a file's content; a link's target
 }
 
-// scan makes the index of folder.
-func scan(folder string) (*index, error) {
+// scan makes the index of folder. sums are of the content of files where that is known; the others are read.
+func scan(folder string, sums map[string]string) (*index, error) {
 	ix := &index{}
 	err := filepath.WalkDir(folder, func(p string, _ fs.DirEntry, err error) error {
 		if err != nil || p == folder {
@@ -53,7 +53,9 @@ func scan(folder string) (*index, error) {
 		switch st.Mode & unix.S_IFMT {
 		case unix.S_IFREG:
 			e.Size, e.Ctime = st.Size, st.Ctim.Nano()
-			e.Sum, err = sumFile(p)
+			if e.Sum = sums[name]; e.Sum == "" {
+				e.Sum, err = sumFile(p)
+			}
 		case unix.S_IFLNK:
 			e.Sum, err = os.Readlink(p)
 		}
@@ -173,7 +175,7 @@ func (e *Engine) indexOf(folder string) (*index, error) {
 		err = json.Unmarshal(b, ix)
 	}
 	if err != nil {
-		if ix, err = scan(folder); err == nil {
+		if ix, err = scan(folder, nil); err == nil {
 			err = ix.save(folder)
 		}
 	}

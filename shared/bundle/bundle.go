@@ -61,7 +61,12 @@ func Verify(r io.Reader, digest string) error {
 		return fmt.Errorf("verify bundle %s: %w", digest, err)
 	}
 	if got := hex.EncodeToString(sum.Sum(nil)); got != digest {
-		return refusal.New("the bundle "+digest, "its bytes have the digest "+got, "fetch it again; if it stays so, register the module again")
+		return Differs(digest, got)
 	}
 	return nil
+}
+
+// Differs refuses a bundle whose bytes have another digest than its name.
+func Differs(digest, got string) error {
+	return refusal.New("the bundle "+digest, "its bytes have the digest "+got, "fetch it again; if it stays so, register the module again")
 }

@@ -4,13 +4,17 @@ import (
 	"archive/tar"
 	"bufio"
 	"compress/flate"
-	"compress/gzip"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path"
+
+	// It unpacks a third faster than the standard library's, and its errors are the same values.
+	"github.com/klauspost/compress/gzip"
 
 	"mesh/shared/refusal"
 )
@@ -18,15 +22,28 @@ import (
 // copySize is the size of the one buffer that contents go through.
 const copySize = 128 << 10
 
+// Hooks are told what Unpack does; each may be nil.
+type Hooks struct {
+	// File hears of every plain file once it is whole, with the SHA-256 of its content.
+	File func(name, sum string)
+	// Room is asked before some more bytes are written, every roomEvery of them, and ends it with its error.
+	Room func(n int64) error
+}
+
+// roomEvery is how many bytes are written between two questions for room.
+const roomEvery = 8 << 20
+
 // Unpack writes what r holds into root, which should be a new and empty folder: a name that is there
 // already is an error. It stops at the first entry that is refused, and what was written until then
 // stays, so the caller unpacks beside the final place and renames (facts/host.md §1.4). Nothing is
 // synced. An error of the disk is in the error's chain as it came.
-func Unpack(ctx context.Context, r io.Reader, root *os.Root, limits Limits) error {
-	buf := make([]byte, copySize)
+func Unpack(ctx context.Context, r io.Reader, root *os.Root, limits Limits, hooks ...Hooks) error {
+	u := unpacker{root: root, buf: make([]byte, copySize)}
+	for _, h := range hooks {
+		u.hooks = h
+	}
 	_, _, err := each(ctx, r, limits, func(name string, h *tar.Header, content io.Reader) error {
-		err := write(root, name, h, content, buf)
-		if err != nil {
+		if err := u.write(name, h, content); err != nil {
 			return fmt.Errorf("unpack %s: %w", name, err)
 		}
 		return nil
@@ -40,35 +57,71 @@ func Inspect(ctx context.Context, r io.Reader, limits Limits) (files int, bytes 
 	return each(ctx, r, limits, func(string, *tar.Header, io.Reader) error { return nil })
 }
 
+type unpacker struct {
+	root  *os.Root
+	hooks Hooks
+	buf   []byte
+	owed  int64  // bytes that may be written before the next question for room
+	made  string // the folder that is known to be there
+}
+
 // write makes one entry. The guard has judged it; root holds even if the guard is wrong.
-func write(root *os.Root, name string, h *tar.Header, content io.Reader, buf []byte) error {
-	if up := path.Dir(name); up != "." {
-		if _, err := root.Lstat(up); errors.Is(err, os.ErrNotExist) {
-			if err := root.MkdirAll(up, 0o755); err != nil {
+func (u *unpacker) write(name string, h *tar.Header, content io.Reader) error {
+	if up := path.Dir(name); up != "." && up != u.made {
+		if _, err := u.root.Lstat(up); errors.Is(err, os.ErrNotExist) {
+			if err := u.root.MkdirAll(up, 0o755); err != nil {
 				return err
 			}
 		}
+		u.made = up
 	}
 	switch h.Typeflag {
 	case tar.TypeDir:
-		if err := root.MkdirAll(name, 0o755); err != nil {
+		if err := u.root.MkdirAll(name, 0o755); err != nil {
 			return err
 		}
-		return root.Chmod(name, 0o755) // whatever the umask
+		return u.root.Chmod(name, 0o755) // whatever the umask
 	case tar.TypeSymlink:
-		return root.Symlink(h.Linkname, name)
+		return u.root.Symlink(h.Linkname, name)
 	}
 	mode := os.FileMode(0o644)
 	if h.Mode&0o111 != 0 {
 		mode = 0o755
 	}
-	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	f, err := u.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if err != nil {
 		return err
 	}
-	// Only a Writer, for a file would bring its own and smaller buffer.
-	_, err = io.CopyBuffer(struct{ io.Writer }{f}, content, buf)
-	return errors.Join(err, f.Chmod(mode), f.Close())
+	sum, err := u.fill(f, h.Size, content)
+	if err = errors.Join(err, f.Chmod(mode), f.Close()); err == nil && u.hooks.File != nil {
+		u.hooks.File(name, hex.EncodeToString(sum))
+	}
+	return err
+}
+
+// fill writes a file's content, and hashes it when somebody wants to know.
+func (u *unpacker) fill(f *os.File, size int64, content io.Reader) ([]byte, error) {
+	sum := sha256.New()
+	for left := size; left > 0; {
+		if u.hooks.Room != nil && u.owed <= 0 {
+			if err := u.hooks.Room(min(left, roomEvery)); err != nil {
+				return nil, err
+			}
+			u.owed = roomEvery
+		}
+		n, err := io.ReadFull(content, u.buf[:min(left, copySize)])
+		if err != nil {
+			return nil, err
+		}
+		if u.hooks.File != nil {
+			sum.Write(u.buf[:n]) // a hash never fails
+		}
+		if _, err := f.Write(u.buf[:n]); err != nil {
+			return nil, err
+		}
+		left, u.owed = left-int64(n), u.owed-int64(n)
+	}
+	return sum.Sum(nil), nil
 }
 
 // each calls visit for every entry that the rules admit, and reads r to its very end.
