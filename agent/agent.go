@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"mesh/agent/apply"
+	"mesh/agent/converge"
 	"mesh/agent/filter"
 	"mesh/agent/journal"
 	"mesh/agent/link"
@@ -55,6 +56,8 @@ type Machine struct {
 	Host apply.Host
 	// Filter drives the packet filter; nil when there is none to drive.
 	Filter *filter.Filter
+	// Converge hands the machine's packet filter over, and says what refuses traffic; nil for nobody.
+	Converge *converge.Converger
 	// Changed hints that something on the machine changed and a look is due; nil for none.
 	Changed <-chan struct{}
 	// Events fills Changed until its context ends; nil when nothing does.
@@ -117,6 +120,7 @@ type Agent struct {
 	// The loop's goroutine owns the rest.
 	me      report.Agent
 	profile *report.Profile
+	refuses *report.Refusals
 	view    view
 	news    news
 	drift   []report.Drift // found since the last report
@@ -162,6 +166,9 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	}
 	if a.machine.Close != nil {
 		defer func() { err = errors.Join(err, a.machine.Close()) }()
+	}
+	if c := a.machine.Converge; c != nil {
+		c.Use(cmp.Or(cfg.Run, cfg.Dir), cfg.FailPoint)
 	}
 	if f := a.machine.Filter; f != nil {
 		// Before anybody is told how this machine is: a first report that knows no uplinks yet would be
@@ -214,7 +221,7 @@ func (a *Agent) engineConfig() apply.Config {
 		Clock: a.cfg.Clock, Rand: a.cfg.Rand, Log: a.cfg.Log, Workers: a.cfg.Workers, FailPoint: a.cfg.FailPoint,
 	}
 	if a.machine.Filter != nil {
-		c.Filter = filterEdge{a.machine.Filter}
+		c.Filter = filterEdge{a.machine.Filter, a.machine.Converge}
 	}
 	return c
 }

@@ -36,6 +36,7 @@ type done struct {
 	result  apply.Result
 	err     error
 	profile *report.Profile // when it was read anew
+	refuses *report.Refusals
 }
 
 // work runs passes one at a time. Whatever may hang on the machine does so here.
@@ -54,6 +55,9 @@ func (a *Agent) work(ctx context.Context, jobs <-chan job, results chan<- done) 
 			}
 			if !known || d.result.News && a.machine.Profile != nil { // by each apply (NOD-5)
 				known, d.profile = true, a.machine.Profile(ctx)
+			}
+			if c := a.machine.Converge; c != nil {
+				d.refuses = c.Refusals(ctx)
 			}
 			select {
 			case results <- d:
@@ -257,6 +261,9 @@ func (a *Agent) after(ctx context.Context, d done) (sent bool) {
 	}
 	if d.profile != nil {
 		a.profile = d.profile
+	}
+	if d.refuses != nil {
+		a.refuses = d.refuses
 	}
 	if d.err != nil {
 		a.broken(ctx, d)

@@ -10,6 +10,7 @@ import (
 
 	"mesh/agent/apply"
 	"mesh/agent/boot"
+	"mesh/agent/converge"
 	"mesh/agent/filter"
 	"mesh/agent/host/file"
 	hostlink "mesh/agent/host/link"
@@ -18,6 +19,7 @@ import (
 	"mesh/agent/resource"
 	"mesh/agent/state"
 	"mesh/firewall"
+	"mesh/firewall/foreign"
 	"mesh/shared/clock"
 	"mesh/shared/declaration"
 	"mesh/shared/report"
@@ -59,6 +61,7 @@ func OnHost(root string, log *slog.Logger) func(context.Context, *state.Store, f
 			closers = append(closers, driver.Close)
 			m.Filter = filter.New(filter.Config{Kernel: driver, Store: s, Boot: boot.New(files), Clock: clk, Log: log, Links: filter.ReadLinks, LinksChanged: relinked, Probe: probe})
 		}
+		m.Converge = converger(s, units, files, m.Filter, log)
 		m.Events = func(ctx context.Context) error {
 			var wg sync.WaitGroup
 			defer wg.Wait()
@@ -84,6 +87,15 @@ func OnHost(root string, log *slog.Logger) func(context.Context, *state.Store, f
 		}
 		return m, nil
 	}
+}
+
+// converger hands over the packet filter; what f confirms by confirms that.
+func converger(s *state.Store, units *systemd.Conn, files *file.Root, f *filter.Filter, log *slog.Logger) *converge.Converger {
+	c := converge.Config{Store: s, Run: units, Units: units, Files: files, Read: foreign.ReadWith, Signature: foreign.Signature, Clock: clock.Real(), Log: log}
+	if f != nil {
+		c.Window = f
+	}
+	return converge.New(c)
 }
 
 // after is profile, whose first answer was found already.
@@ -133,7 +145,10 @@ func poke(c chan<- struct{}) {
 }
 
 // filterEdge puts a declaration's packet filter in force.
-type filterEdge struct{ f *filter.Filter }
+type filterEdge struct {
+	f        *filter.Filter
+	converge *converge.Converger
+}
 
 // Apply leaves the machine's filter alone when none is declared (NET-3).
 func (e filterEdge) Apply(ctx context.Context, d *declaration.Declaration) error {
@@ -144,8 +159,15 @@ func (e filterEdge) Apply(ctx context.Context, d *declaration.Declaration) error
 	if d.Filter.Tunnel != "" {
 		w.Tunnel = []string{d.Filter.Tunnel}
 	}
-	_, err := e.f.Apply(ctx, w)
-	return err
+	if _, err := e.f.Apply(ctx, w); err != nil || e.converge == nil {
+		return err
+	}
+	// mesh's own is in force and confirmed: what else filters may give way, or come back (NET-9).
+	wish := converge.Wish{Seq: d.Seq}
+	if c := d.Filter.Converge; c != nil {
+		wish.ID, wish.Retire = c.ID, c.Retire
+	}
+	return e.converge.Apply(ctx, wish)
 }
 
 func profiler(root string, units *systemd.Conn) func(context.Context) *report.Profile {

@@ -119,7 +119,10 @@ func (a *Agent) compose(ctx context.Context) report.Report {
 	}
 	s := a.filterState()
 	r.Uplinks, r.Tunnel = s.Uplinks, strings.Join(s.Tunnel, ",")
-	r.Filter = filterWords(a.declaredFilter(), s)
+	r.Filter, r.Refusals = filterWords(a.declaredFilter(), s), a.refuses
+	if c := a.machine.Converge; c != nil {
+		r.Converge = c.Status()
+	}
 	var err error
 	if r.Dropped, err = a.store.Dropped(ctx); err == nil {
 		r.Problems, err = a.store.Problems(ctx, lastProblems)

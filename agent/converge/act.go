@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"mesh/firewall/foreign"
 	"mesh/shared/refusal"
@@ -21,6 +22,8 @@ const (
 	mostCopied = 1 << 20
 	// mostSaved bounds what is read of iptables-save.
 	mostSaved = 16 << 20
+	// runBound bounds one program; a front end with thousands of rules takes a while.
+	runBound = 3 * time.Minute
 	// unitName is what the programs run as.
 	unitName = "mesh-converge"
 )
@@ -190,6 +193,8 @@ func (c *Converger) start(ctx context.Context, units []string) error {
 
 // run runs a program outside the sandbox. One that fails is a refusal, with the end of its words.
 func (c *Converger) run(ctx context.Context, argv ...string) (output string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, runBound)
+	defer cancel()
 	exit, output, err := c.cfg.Run.Run(ctx, unitName, argv)
 	if err != nil {
 		return "", err

@@ -115,10 +115,11 @@ func New(cfg Config) *Converger {
 	return &Converger{cfg: cfg}
 }
 
-// FailAt sets Config.FailPoint, before the first use.
-func (c *Converger) FailAt(f func(name string)) {
-	if f != nil {
-		c.cfg.FailPoint = f
+// Use sets Config.Scratch and Config.FailPoint before the first use, for a caller who learns of them late.
+func (c *Converger) Use(scratch string, failPoint func(name string)) {
+	c.cfg.Scratch = scratch
+	if failPoint != nil {
+		c.cfg.FailPoint = failPoint
 	}
 }
 

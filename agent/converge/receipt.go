@@ -135,15 +135,6 @@ func (c *Converger) keepFront(ctx context.Context, name string, change func(*fro
 	})
 }
 
-func (r *receipt) front(name string) *front {
-	for i := range r.Fronts {
-		if r.Fronts[i].Name == name {
-			return &r.Fronts[i]
-		}
-	}
-	return nil
-}
-
 // status is r in the words of a report; nil when nothing was ever asked.
 func (r *receipt) status() *report.Converge {
 	out := &report.Converge{ID: r.ID, At: r.At, Left: r.Left, Lost: r.Lost}

@@ -40,8 +40,6 @@ func parseSaved(text string) []saved {
 	return all
 }
 
-func (t *saved) enters(chain string) bool { _, ok := t.policies[chain]; return ok }
-
 // option is the word after the first of names in a rule, or empty.
 func option(words []string, names ...string) string {
 	for i, w := range words[:max(0, len(words)-1)] {
