@@ -32,7 +32,9 @@ type View struct {
 	Admin, Served []rule.Allow
 	// Inside are links a person declared inside.
 	Inside []string
-	Facts  records.Facts
+	// Converge hands the packet filter to mesh; nil: it is as it was (NET-9).
+	Converge *records.Converge
+	Facts    records.Facts
 	// Modules are the instances, in any order.
 	Modules []Instance
 }
@@ -89,7 +91,7 @@ func Content(v View) (*declaration.Content, []Left) {
 	if v.Facts.Uplinks == 0 {
 		return c, append(left, Left{What: "packet filter", Why: "the node has reported no uplink yet, so it is sent no filter and keeps the one it has"})
 	}
-	c.Filter = &declaration.Filter{Allow: openings(v.Admin, v.Served, sent), Tunnel: cmp.Or(v.Tunnel, v.Facts.Tunnel), Inside: v.Inside}
+	c.Filter = &declaration.Filter{Allow: openings(v.Admin, v.Served, sent), Tunnel: cmp.Or(v.Tunnel, v.Facts.Tunnel), Inside: v.Inside, Converge: v.Converge.Declared()}
 	return c, left
 }
 

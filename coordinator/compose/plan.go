@@ -25,7 +25,7 @@ type Change struct {
 	// Module it concerns; empty: the node itself.
 	Module subject.Module `json:"module,omitempty"`
 	// What changes: "module" (comes or goes), "build", "setting port", "secret key", "open", "open the bus",
-	// "close", "filter", "tunnel", "inside", "drift", "bus".
+	// "close", "filter", "tunnel", "inside", "converge", "drift", "bus".
 	What string `json:"what"`
 	// From and To are what is and what would be; empty: nothing.
 	From string `json:"from,omitempty"`
@@ -139,6 +139,7 @@ func diffFilter(add addChange, had, next *declaration.Filter) {
 	}
 	add("", "tunnel", had.Tunnel, next.Tunnel)
 	add("", "inside", strings.Join(had.Inside, ", "), strings.Join(next.Inside, ", "))
+	add("", "converge", givesWay(had.Converge), givesWay(next.Converge))
 	for _, a := range without(next.Allow, had.Allow) {
 		what := "open"
 		if a.Owner == records.BusOwner {
@@ -149,6 +150,18 @@ func diffFilter(add addChange, had, next *declaration.Filter) {
 	for _, a := range without(had.Allow, next.Allow) {
 		add(owner(a), "close", a.What()+" from "+a.From.String(), "")
 	}
+}
+
+// givesWay is a word that hands the packet filter to mesh; said twice, it is another.
+func givesWay(c *declaration.Converge) string {
+	if c == nil {
+		return ""
+	}
+	retired := "nothing is retired"
+	if len(c.Retire) > 0 {
+		retired = strings.Join(c.Retire, ", ") + " retired"
+	}
+	return fmt.Sprintf("%s (word %d)", retired, c.ID)
 }
 
 func owner(a rule.Allow) subject.Module {

@@ -41,6 +41,8 @@ type Node struct {
 	Admin []rule.Allow
 	// AsleepOK: silence is no trouble (NOD-11).
 	AsleepOK bool
+	// Converge is whose the packet filter is; nil: not mesh's alone (NET-9).
+	Converge *Converge
 }
 
 // defaultAdmin lets people in by SSH.
@@ -156,18 +158,23 @@ func (s *Store) RemoveNode(ctx context.Context, by By, name subject.Node) error 
 	})
 }
 
-const nodeColumns = `SELECT id, name, key, curve, machine_id, enrolled, removed, drift, tunnel, inside, admin, asleep_ok FROM node`
+const nodeColumns = `SELECT id, name, key, curve, machine_id, enrolled, removed, drift, tunnel, inside, admin, asleep_ok, converge FROM node`
 
 func scanNode(row interface{ Scan(...any) error }) (Node, error) {
 	var n Node
 	var enrolled int64
 	var removed sql.NullInt64
-	var inside, admin string
-	err := row.Scan(&n.id, &n.Name, &n.Key, &n.Curve, &n.MachineID, &enrolled, &removed, &n.Drift, &n.Tunnel, &inside, &admin, &n.AsleepOK)
+	var inside, admin, converge string
+	err := row.Scan(&n.id, &n.Name, &n.Key, &n.Curve, &n.MachineID, &enrolled, &removed, &n.Drift, &n.Tunnel, &inside, &admin, &n.AsleepOK, &converge)
 	if err != nil {
 		return Node{}, err
 	}
 	n.Enrolled, n.Removed = at(enrolled), atOrZero(removed)
+	if converge != "" {
+		if err := decode(converge, &n.Converge); err != nil {
+			return Node{}, err
+		}
+	}
 	if inside != "[]" {
 		if err := decode(inside, &n.Inside); err != nil {
 			return Node{}, err
