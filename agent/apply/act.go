@@ -87,9 +87,9 @@ func (r *run) fetch(ctx context.Context) lateness {
 	pending := map[subject.Module]bool{}
 	same := map[string][]plan.Step{} // by digest
 	for _, s := range r.w.plan.Steps {
-		if s.Op == plan.Fetch && r.failure(s.Module) == nil {
+		if s.Op.Phase() == plan.Fetching && r.failure(s.Module) == nil {
 			pending[s.Module] = true
-			digest := s.Want.Bundle.Artifact.Digest
+			digest := digestOf(s.Want)
 			same[digest] = append(same[digest], s)
 		}
 	}
@@ -123,6 +123,14 @@ func (r *run) fetch(ctx context.Context) lateness {
 	mu.Lock()
 	defer mu.Unlock()
 	return lateness{modules: maps.Clone(pending), done: all}
+}
+
+// digestOf tells what is fetched from what else is.
+func digestOf(r *resource.Resource) string {
+	if r.Kind == resource.KindImage {
+		return r.Image.Word()
+	}
+	return r.Bundle.Artifact.Digest
 }
 
 // wave brings the modules it is for to their end.
@@ -392,7 +400,7 @@ func (r *run) do(ctx context.Context, s plan.Step) (*systemd.JobResult, error) {
 	case plan.RemoveBundle:
 		err = r.removeBundle(s.ID)
 	default:
-		panic("apply does not know the step " + string(s.Op))
+		err = r.doThing(ctx, s)
 	}
 	return nil, err
 }

@@ -19,9 +19,11 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/netip"
 	"sync"
 	"time"
 
+	"mesh/agent/host/engine"
 	"mesh/agent/host/file"
 	"mesh/agent/host/systemd"
 	"mesh/agent/host/user"
@@ -61,6 +63,9 @@ type Host struct {
 	Runner user.Runner
 	// Machine is what modules' needs are held against; zero for nothing.
 	Machine resource.Machine
+	// Taken are the ranges of addresses that are in use on the machine, for new networks to keep out of; nil
+	// for none.
+	Taken func(ctx context.Context) ([]netip.Prefix, error)
 }
 
 // Filter puts the packet filter of a declaration in force. An error is said, and tried again.
@@ -84,9 +89,11 @@ type Config struct {
 	// Fetch writes an artifact to w from a chunk on, in order, each chunk in a slice of its own: w keeps it.
 	Fetch  func(ctx context.Context, a declaration.Artifact, from int, w io.Writer) error
 	Filter Filter // nil for none
-	Clock  clock.Clock
-	Rand   io.Reader
-	Log    *slog.Logger
+	// Offer serves an image that the mesh carries to the machine's engine, until its Close; nil for none.
+	Offer OfferFunc
+	Clock clock.Clock
+	Rand  io.Reader
+	Log   *slog.Logger
 	// Workers bounds the modules worked on side by side; 0 means 4.
 	Workers int
 	// Settle is how long a started unit must stay up; 0 means 1.5 s.
@@ -168,7 +175,9 @@ type Engine struct {
 	passwd    [2]file.Fingerprint // of the files accounts was read from
 	fast      *settled            // what a look has to find unchanged to be over; nil: look at everything
 	pauses    map[subject.Module]*pause
-	lives     map[string]life         // of the units that should run
+	lives     map[string]life // of the units that should run
+	box       *engine.Engine  // the container engine, when one was found
+	pulls     pulls
 	indexes   map[string]*index       // of the bundles that are there, by folder
 	mended    map[string]time.Time    // when a bundle's folder was put right last
 	said      map[string]report.Drift // findings that stay, as they were last said
@@ -356,6 +365,7 @@ func (e *Engine) Preview(ctx context.Context, signed declaration.Signed) (plan.P
 
 // Close gives back what New opened. No pass may run.
 func (e *Engine) Close() error {
+	e.pulls.end()
 	if e.cfg.Host.Files != nil {
 		return nil
 	}

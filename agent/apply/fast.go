@@ -17,7 +17,8 @@ type settled struct {
 	bundles []madeBundle
 	units   []unitLook
 	names   []string // of the units
-	left    int      // how many looks may still be quick
+	things  []watched
+	left    int // how many looks may still be quick
 }
 
 type printed struct {
@@ -84,6 +85,11 @@ func (e *Engine) remember(w *work) {
 			s.units = append(s.units, unitLook{r.Unit.Name, u.Load, u.Active, u.Sub})
 			s.names = append(s.names, r.Unit.Name)
 			ok = add(r.Unit.Path())
+		case resource.KindLink:
+			ok = add(r.Link.Path)
+		case resource.KindUser:
+		default:
+			ok = e.rememberThing(s, w, &r)
 		}
 		if !ok {
 			return
@@ -116,6 +122,9 @@ func (e *Engine) unchanged(ctx context.Context) bool {
 		if !e.root.Unchanged(s.files[i].path, s.files[i].Fingerprint) {
 			return false
 		}
+	}
+	if !e.thingsUnchanged(s) {
+		return false
 	}
 	for _, d := range s.dirs {
 		st, err := e.root.Observe(d.path)

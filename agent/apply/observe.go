@@ -32,8 +32,9 @@ func (e *Engine) look(ctx context.Context, w *work, manifests []manifest.Manifes
 	if w.ledger, err = e.cfg.Store.Ledger(ctx); err != nil {
 		return err
 	}
+	machine, box := e.machine(manifests)
 	w.resources, w.unreadable = resource.Expand(resource.Input{
-		Declaration: w.d, Manifests: manifests, Machine: e.cfg.Host.Machine, BundleDir: e.cfg.BundleDir, Passed: e.passed,
+		Declaration: w.d, Manifests: manifests, Machine: machine, Engine: box, BundleDir: e.cfg.BundleDir, Passed: e.passed,
 		Open: func(m subject.Module, key string, s credential.Sealed) (string, error) {
 			return s.Open(e.cfg.Curve, e.cfg.Node, m, key)
 		},
@@ -83,7 +84,7 @@ func (e *Engine) observe(ctx context.Context, w *work) error {
 		known[id] = true
 		var err error
 		switch resource.Kind(kind) {
-		case resource.KindDir, resource.KindFile:
+		case resource.KindDir, resource.KindFile, resource.KindLink:
 			err = e.path(w, name)
 		case resource.KindUnit:
 			units = append(units, name)
@@ -110,6 +111,9 @@ func (e *Engine) observe(ctx context.Context, w *work) error {
 		if !known[row.ID] {
 			see(row.ID, subject.Module(row.Module), "")
 		}
+	}
+	if err := e.things(ctx, w); err != nil {
+		return err
 	}
 	w.resources = slices.DeleteFunc(w.resources, func(r resource.Resource) bool { return w.unreadable[r.Module] != nil })
 	maps.DeleteFunc(e.seen, func(p string, _ file.State) bool { // nobody asks for it any more
@@ -277,7 +281,7 @@ func (e *Engine) strays(w *work) []string {
 	for _, entry := range entries {
 		id := resource.ID(resource.KindUnit, entry.Name())
 		kind := path.Ext(entry.Name())
-		if kind != ".service" && kind != ".timer" || !entry.Type().IsRegular() || known[id] {
+		if kind != ".service" && kind != ".timer" && kind != ".socket" || !entry.Type().IsRegular() || known[id] {
 			continue
 		}
 		if ok, err := e.hasMark(resource.UnitFolder + "/" + entry.Name()); err == nil && ok {

@@ -46,8 +46,9 @@ const (
 )
 
 // Ops are all operations in the order they are done in.
-var Ops = [...]Op{MakeUser, MakeDir, ChangeDir, Fetch, Stop, Disable, RemoveUnit, WriteFile, WriteUnit, Enable, Reload, Start, Restart,
-	RemoveFile, RemoveDir, RemoveBundle}
+var Ops = [...]Op{MakeGroup, MakeUser, MakeDir, ChangeDir, Fetch, Pull, Stop, Disable, RemoveUnit, WriteFile, MakeLink, LoadModule, SetSysctl,
+	MakeNetwork, MakeVolume, WriteUnit, Enable, Reload, Start, Restart,
+	Retire, RemoveContainer, RemoveNetwork, RestoreSysctl, RemoveFile, RemoveLink, RemoveDir, RemoveBundle, RemoveImage}
 
 // Phase orders steps: all of one come before those of the next.
 type Phase int
@@ -55,8 +56,8 @@ type Phase int
 // The phases.
 const (
 	Ground   Phase = iota // users and folders, of all modules in turn
-	Fetching              // bundles, beside each other
-	Making                // units that go, files, units
+	Fetching              // bundles and images, beside each other
+	Making                // units that go, files, what containers need, units
 	Enabling              // all in one call
 	Loading               // one reload
 	Starting
@@ -66,11 +67,11 @@ const (
 // Phase is when o is done.
 func (o Op) Phase() Phase {
 	switch o {
-	case MakeUser, MakeDir, ChangeDir:
+	case MakeGroup, MakeUser, MakeDir, ChangeDir:
 		return Ground
-	case Fetch:
+	case Fetch, Pull:
 		return Fetching
-	case Stop, Disable, RemoveUnit, WriteFile, WriteUnit:
+	case Stop, Disable, RemoveUnit, WriteFile, WriteUnit, MakeLink, LoadModule, SetSysctl, MakeNetwork, MakeVolume:
 		return Making
 	case Enable:
 		return Enabling
@@ -98,6 +99,10 @@ type Step struct {
 	// OverFile: a file of mesh that is not declared any more stands where the folder shall be, and goes first;
 	// the ledger forgets it with the act.
 	OverFile bool
+	// After, of Retire, are the units that have to be up before.
+	After []string
+	// Row is what the ledger holds of what is removed; for the kinds beside files and units only.
+	Row state.Row
 	// Intent is what the ledger has to hold before the act, when it does not yet.
 	Intent *state.Row
 	// Done is what the ledger holds after the act; nil when a later step of the resource brings it.
@@ -171,6 +176,7 @@ type Observed struct {
 	Fought  map[string]bool
 	// Marked has the unit files, by path, that bear mesh's mark.
 	Marked map[string]bool
+	Things
 }
 
 // Input is what a plan is a function of.
@@ -232,11 +238,16 @@ type planner struct {
 	// altered are modules whose bundle is put right: what runs may run what was changed in it.
 	altered map[subject.Module]bool
 	reload  map[string]subject.Module // units whose files change, and whose they are
+	// units are the declared ones; stopped says of those that are stopped for something else why.
+	units   []*resource.Resource
+	stopped map[string]string
+	// replaced are the units that take over from one that goes, by "module/unit".
+	replaced map[string][]string
 }
 
 // New makes the plan.
 func New(in Input) Plan {
-	p := &planner{in: in, reload: map[string]subject.Module{}, ledger: make(map[string]state.Row, len(in.Ledger)), changed: map[subject.Module]bool{},
+	p := &planner{in: in, reload: map[string]subject.Module{}, stopped: map[string]string{}, replaced: map[string][]string{}, ledger: make(map[string]state.Row, len(in.Ledger)), changed: map[subject.Module]bool{},
 		altered: map[subject.Module]bool{}, over: map[string]bool{},
 		out: Plan{Failed: map[subject.Module]error{}, Unknown: map[subject.Module]error{}}}
 	for _, r := range in.Ledger {
@@ -246,12 +257,20 @@ func New(in Input) Plan {
 	p.wanted = make(map[string]bool, len(sorted))
 	for i := range sorted {
 		p.wanted[sorted[i].ID] = true
+		if u := sorted[i].Unit; u != nil {
+			p.units = append(p.units, &sorted[i])
+			for _, old := range u.Replaces {
+				key := string(sorted[i].Module) + "/" + old
+				p.replaced[key] = append(p.replaced[key], u.Name)
+			}
+		}
 	}
 	for i := range sorted {
 		p.resource(&sorted[i])
 	}
 	p.removals()
 	p.bundles(sorted)
+	p.images(sorted)
 	p.dropFailed()
 	if len(p.reload) > 0 {
 		why := "changed: " + strings.Join(slices.Sorted(maps.Keys(p.reload)), " ")
@@ -295,10 +314,13 @@ func makesRoom(s Step) int {
 }
 
 func groundRank(o Op) int {
-	if o == MakeUser {
+	switch o {
+	case MakeGroup:
 		return 0
+	case MakeUser:
+		return 1
 	}
-	return 1
+	return 2
 }
 
 func (p *planner) resource(r *resource.Resource) {
@@ -313,6 +335,8 @@ func (p *planner) resource(r *resource.Resource) {
 		p.file(r)
 	case resource.KindUnit:
 		p.unit(r)
+	default:
+		p.thing(r)
 	}
 }
 
@@ -320,8 +344,10 @@ func (p *planner) resource(r *resource.Resource) {
 func (p *planner) row(r *resource.Resource, made bool) state.Row {
 	row := state.Row{ID: r.ID, Module: string(r.Module), Kind: string(r.Kind), Phase: state.Done, Made: made, Sum: r.Text()}
 	switch r.Kind {
-	case resource.KindUser:
+	case resource.KindUser, resource.KindGroup, resource.KindModule, resource.KindVolume:
 		row.Keep = true
+	case resource.KindSysctl:
+		row.Trigger = p.before(r)
 	case resource.KindDir:
 		row.Keep = r.Dir.Data
 	case resource.KindUnit:

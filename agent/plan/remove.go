@@ -2,6 +2,7 @@ package plan
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"strings"
 
@@ -20,7 +21,8 @@ const keptBundles = 2
 // folders from below. What was there before mesh, data and users are only forgotten or kept.
 func (p *planner) removals() {
 	rows := slices.Clone(p.in.Ledger)
-	rank := map[string]int{string(resource.KindUnit): 0, string(resource.KindFile): 1, string(resource.KindDir): 2}
+	rank := map[string]int{string(resource.KindUnit): 0, string(resource.KindContainer): 1, string(resource.KindNetwork): 2, string(resource.KindSysctl): 2,
+		string(resource.KindFile): 3, string(resource.KindLink): 3, string(resource.KindDir): 4}
 	slices.SortFunc(rows, func(a, b state.Row) int {
 		if c := cmp.Compare(rank[a.Kind], rank[b.Kind]); c != 0 {
 			return c
@@ -32,7 +34,7 @@ func (p *planner) removals() {
 	})
 	for _, row := range rows {
 		_, unreadable := p.in.Unreadable[subject.Module(row.Module)]
-		if p.wanted[row.ID] || unreadable || row.Keep || row.Kind == string(resource.KindBundle) {
+		if p.wanted[row.ID] || unreadable || row.Keep || row.Kind == string(resource.KindBundle) || row.Kind == string(resource.KindImage) {
 			continue
 		}
 		if p.over[row.ID] {
@@ -49,6 +51,8 @@ func (p *planner) removals() {
 			p.remove(RemoveFile, row, file.File)
 		case resource.KindDir:
 			p.remove(RemoveDir, row, file.Dir)
+		default:
+			p.removeThing(row)
 		}
 	}
 }
@@ -69,6 +73,9 @@ func (p *planner) removeUnit(row state.Row) {
 		return
 	}
 	n := name(row.ID)
+	if by := p.replaced[row.Module+"/"+n]; len(by) > 0 && p.retire(row, by) {
+		return
+	}
 	have := p.in.Observed.Units[n]
 	st := p.in.Observed.Paths[resource.UnitFolder+"/"+n]
 	var steps []Step
@@ -149,6 +156,8 @@ func (p *planner) bundles(wanted []resource.Resource) {
 		}
 	}
 }
+
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
 // digestOf is the digest in a bundle's id.
 func digestOf(id string) string { return id[strings.LastIndexByte(id, '/')+1:] }

@@ -163,6 +163,9 @@ func (p *planner) activity(r *resource.Resource, have Unit, old state.Row, held,
 		}
 		return "", "", false
 	}
+	if why := p.stopped[u.Name]; why != "" {
+		return Start, why, false
+	}
 	stale := old.Trigger != u.Trigger
 	if stale && have.Active == "active" && !writes && !p.changed[r.Module] {
 		// It runs and nothing on the machine changes: it was started by an apply that was cut short, or

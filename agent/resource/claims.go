@@ -19,10 +19,10 @@ type claim struct {
 	soft   bool // an implied folder
 }
 
-// key is a thing's id, in which a file and a folder of one path are the same.
+// key is a thing's id, in which a file, a link and a folder of one path are the same.
 func key(id string) string {
 	kind, p, _ := strings.Cut(id, ":")
-	if kind == string(KindDir) || kind == string(KindFile) {
+	if kind == string(KindDir) || kind == string(KindFile) || kind == string(KindLink) {
 		return ID(KindFile, manifest.Place(p))
 	}
 	return id
@@ -33,7 +33,7 @@ func (c claims) take(found []Resource, module subject.Module) error {
 	for _, r := range found {
 		had, taken := c[key(r.ID)]
 		both := had.soft || implied(r)
-		if !taken || had.module == module || both && had.kind == r.Kind {
+		if !taken || had.module == module || r.Kind == KindModule || both && had.kind == r.Kind {
 			continue
 		}
 		other := "module " + string(had.module) + " declares it too"
@@ -66,6 +66,26 @@ func (c claims) note(module subject.Module, m *manifest.Manifest) {
 	}
 	for name := range m.Run.Users {
 		hold(KindUser, name)
+	}
+	for _, l := range m.Run.Links {
+		hold(KindLink, l.Path)
+	}
+	for name := range m.Run.Groups {
+		hold(KindGroup, name)
+	}
+	for k := range m.Run.Sysctls {
+		hold(KindSysctl, manifest.SysctlName(k))
+	}
+	for name, n := range m.Run.Networks {
+		if !n.External {
+			hold(KindNetwork, m.NetworkName(name))
+		}
+	}
+	for _, name := range m.VolumeNames() {
+		hold(KindVolume, m.VolumeName(name))
+	}
+	for name := range m.Run.Containers {
+		hold(KindContainer, m.ContainerName(name))
 	}
 	for _, name := range m.UnitNames() {
 		hold(KindUnit, name)

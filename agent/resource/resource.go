@@ -1,5 +1,5 @@
 // Package resource turns a declaration into what shall be on the machine: users, folders, files,
-// bundles and systemd units, each with an id, its content and what has to be there before it. It is the
+// bundles, systemd units, what containers need and settings of the kernel, each with an id, its content and what has to be there before it. It is the
 // agent, not the coordinator, that does so (design §6), as a function of values: the same declaration
 // and the same secrets give the same resources. It reads and writes nothing.
 //
@@ -20,7 +20,7 @@ import (
 // Kind says what a resource is.
 type Kind string
 
-// The kinds, in the order they are made.
+// The kinds of files and of what runs; the others stand beside their types.
 const (
 	KindUser   Kind = "user"
 	KindDir    Kind = "dir"
@@ -32,7 +32,8 @@ const (
 // UnitFolder is where mesh's units are.
 const UnitFolder = "/etc/systemd/system"
 
-// Resource is one thing that shall be on the machine. Exactly one of the pointers is set, as Kind says.
+// Resource is one thing that shall be on the machine. At most one of the pointers is set, as Kind says; of a
+// group, a kernel module and a volume there is no more to say than the name in the id.
 type Resource struct {
 	// ID is "user:notes", "dir:/srv/notes", "bundle:notes/<digest>", "file:/etc/notes.conf" or
 	// "unit:mesh-notes-web.service".
@@ -47,6 +48,12 @@ type Resource struct {
 	Bundle *Bundle
 	File   *File
 	Unit   *Unit
+
+	Link      *Link
+	Sysctl    *Sysctl
+	Network   *Network
+	Image     *Image
+	Container *Container
 }
 
 // User is a system user with a group of its name.
@@ -97,6 +104,11 @@ type Unit struct {
 	Ends bool
 	// Once: it is started for each new Trigger and then left alone, even when it failed.
 	Once bool
+	// Container is the name of the container it is, Uses the ids of the networks and volumes of it.
+	Container string
+	Uses      []string
+	// Replaces are units that run until this one is up.
+	Replaces []string
 	// Trigger changes when it has to be started anew: with its text, the bundle, and the module's files
 	// and settings. Secrets enter it sealed, never opened.
 	Trigger string
@@ -131,6 +143,16 @@ func (r *Resource) Text() string {
 		return r.Bundle.Artifact.Digest
 	case KindFile:
 		return fmt.Sprintf("%s %v %s:%s", r.File.Sum, r.File.Mode, r.File.Owner, r.File.Group)
+	case KindLink:
+		return r.Link.Target
+	case KindSysctl:
+		return r.Sysctl.Value
+	case KindNetwork:
+		return fmt.Sprintf("subnet=%s internal=%v ipv6=%v", r.Network.Subnet, r.Network.Internal, r.Network.IPv6)
+	case KindImage:
+		return r.Image.Word()
+	case KindGroup, KindModule, KindVolume, KindContainer:
+		return "declared"
 	case KindUnit:
 		return fmt.Sprintf("%s enabled=%v started=%v", r.Unit.Sum, r.Unit.Enabled, r.Unit.Started)
 	}

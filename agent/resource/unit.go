@@ -24,9 +24,14 @@ const (
 )
 
 // units adds the module's units, in the order of their names.
-func (e *expander) units() {
+func (e *expander) units() error {
 	for _, name := range slices.Sorted(maps.Keys(e.filled.Run.Processes)) {
 		e.process(name, e.filled.Run.Processes[name])
+	}
+	for _, name := range slices.Sorted(maps.Keys(e.filled.Run.Containers)) {
+		if err := e.container(name, e.filled.Run.Containers[name]); err != nil {
+			return err
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(e.filled.Run.Timers)) {
 		e.timer(name, e.filled.Run.Timers[name])
@@ -34,6 +39,7 @@ func (e *expander) units() {
 	for _, name := range slices.Sorted(maps.Keys(e.filled.Run.Units)) {
 		e.raw(name, e.filled.Run.Units[name])
 	}
+	return nil
 }
 
 func (e *expander) unit(u Unit, text string, after ...string) {
@@ -47,11 +53,7 @@ func (e *expander) unit(u Unit, text string, after ...string) {
 
 func (e *expander) process(name string, p manifest.Process) {
 	unit := manifest.UnitName(e.module.Name, name, ".service")
-	var after, needs []string
-	for _, a := range slices.Sorted(slices.Values(p.After)) {
-		other := manifest.UnitName(e.module.Name, a, ".service")
-		after, needs = append(after, other), append(needs, ID(KindUnit, other))
-	}
+	after, needs := e.others(p.After)
 	t := newText(string(e.module.Name), "process "+name)
 	t.section("Unit")
 	t.set("Description", string(e.module.Name)+" "+name+" (mesh)")
@@ -71,8 +73,8 @@ func (e *expander) process(name string, p manifest.Process) {
 	}
 	t.section("Install")
 	t.set("WantedBy", "multi-user.target")
-	e.unit(Unit{Name: unit, Enabled: true, Started: true, Ends: p.RestartPolicy() != manifest.Always, Once: p.RestartPolicy() == manifest.Never},
-		t.String(), needs...)
+	e.unit(Unit{Name: unit, Enabled: true, Started: true, Ends: p.RestartPolicy() != manifest.Always, Once: p.RestartPolicy() == manifest.Never,
+		Replaces: e.replaced(p.Replaces)}, t.String(), needs...)
 }
 
 func (e *expander) timer(name string, timer manifest.Timer) {
@@ -104,7 +106,7 @@ func (e *expander) raw(name string, u manifest.Unit) {
 		text += "\n"
 	}
 	unit := Unit{Name: name, Enabled: u.Enabled, Started: u.Started}
-	if path.Ext(name) == ".timer" {
+	if ext := path.Ext(name); ext == ".timer" || ext == ".socket" {
 		unit.Trigger = Sum([]byte(text))
 	}
 	unit.Ends = oneshot(u.Content)

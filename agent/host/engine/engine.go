@@ -159,7 +159,11 @@ func (e *Engine) RemoveImage(ctx context.Context, i Image) error {
 // RemoveContainer ends and removes a container; nil when there is none. Its anonymous volumes go, named
 // ones stay.
 func (e *Engine) RemoveContainer(ctx context.Context, name string) error {
-	exit, out, err := e.try(ctx, "rm-"+name, "rm", "-v", "-f", name)
+	args := []string{"rm", "-v", "-f", name}
+	if e.kind == Podman { // docker waits for nothing here
+		args = []string{"rm", "-v", "-f", "-t", "0", name}
+	}
+	exit, out, err := e.try(ctx, "rm-"+name, args...)
 	if err != nil || exit == 0 || absent(out) {
 		return err
 	}

@@ -25,19 +25,16 @@ const (
 // maxRead bounds what is read of one of the engine's files.
 const maxRead = 64 << 20
 
-// Files are the paths whose content tells what the engine has. Whoever sees them unchanged knows that no image
-// came or went and no container was made or removed.
+// Files are the paths whose content tells which images the engine has. Whoever sees them unchanged knows that
+// none came or went.
 func (e *Engine) Files() []string {
 	if e.kind == Docker {
 		return nil
 	}
-	var out []string
-	for _, what := range []string{"images", "containers"} {
-		if at := e.storeFile(what); at != "" {
-			out = append(out, at)
-		}
+	if at := e.storeFile("images"); at != "" {
+		return []string{at}
 	}
-	return out
+	return nil
 }
 
 // graphRoot is where podman keeps images, layers and volumes.

@@ -53,6 +53,14 @@ func (e *Engine) Network(name string) (n *Network, known bool, err error) {
 // NetworkFile is where podman keeps the network of that name.
 func NetworkFile(name string) string { return path.Join(podmanNetworks, name+".json") }
 
+// NetworkPath is what is there as long as the network is: podman's file of it, docker's bridge.
+func (e *Engine) NetworkPath(name string) string {
+	if e.kind == Docker {
+		return path.Join(bridges, Bridge(name))
+	}
+	return NetworkFile(name)
+}
+
 // Bridge is the link that docker is told to make for the network: its being there is what shows, without a
 // question to the daemon, that the network is.
 func Bridge(name string) string {

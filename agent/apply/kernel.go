@@ -1,0 +1,74 @@
+package apply
+
+import (
+	"context"
+	"fmt"
+	"path"
+	"strings"
+
+	"mesh/shared/refusal"
+)
+
+const (
+	sysctls = "/proc/sys"
+	modules = "/sys/module"
+	// maxSysctl bounds what is read of a kernel setting.
+	maxSysctl = 64 << 10
+)
+
+// sysctlPath is the file of a setting by its name with dots, in which a slash stands for a dot in a name
+// (sysctl.d(5)).
+func sysctlPath(key string) string {
+	return path.Join(sysctls, strings.NewReplacer(".", "/", "/", ".").Replace(key))
+}
+
+// sysctlNow is what the setting is, with single blanks between its fields; ok is false when the kernel has none.
+func (e *Engine) sysctlNow(key string) (value string, ok bool) {
+	b, err := e.root.Read(sysctlPath(key), maxSysctl)
+	return strings.Join(strings.Fields(string(b)), " "), err == nil
+}
+
+// setSysctl writes a setting. The agent's sandbox keeps it from /proc/sys (facts/host.md §3), so a transient unit does.
+func (r *run) setSysctl(ctx context.Context, key, value string) error {
+	if r.cfg.Host.Runner == nil {
+		return errNoUnits
+	}
+	what := "sysctl " + key
+	if _, ok := r.sysctlNow(key); !ok {
+		return refusal.New(what, "this kernel has no such setting", "load the kernel module that brings it, or take it out of the module")
+	}
+	unit := "mesh-sysctl-" + strings.NewReplacer("/", "_", "*", "_", "@", "_").Replace(key)
+	exit, out, err := r.cfg.Host.Runner.Run(ctx, unit, []string{"/bin/sh", "-c", `printf '%s\n' "$1" >"$2"`, "sh", value, path.Join(r.root.Path(), sysctlPath(key))})
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	now, _ := r.sysctlNow(key)
+	if exit != 0 || now != value {
+		return refusal.Newf(what, "declare a value that the kernel takes, or take it out of the module", "it is %s after %s was written: %s", now, value, strings.TrimSpace(out))
+	}
+	return nil
+}
+
+// modulePath is there while a kernel module is loaded, or built in with parameters.
+func modulePath(name string) string { return path.Join(modules, strings.ReplaceAll(name, "-", "_")) }
+
+func (e *Engine) moduleLoaded(name string) bool {
+	st, err := e.root.Stat(modulePath(name))
+	return err == nil && st.Exists
+}
+
+// loadModule loads a kernel module. One that is built into the kernel may show nowhere; modprobe knows.
+func (r *run) loadModule(ctx context.Context, name string) error {
+	if r.cfg.Host.Runner == nil {
+		return errNoUnits
+	}
+	exit, out, err := r.cfg.Host.Runner.Run(ctx, "mesh-modprobe-"+name, []string{"modprobe", "--", name})
+	switch {
+	case err != nil:
+		return fmt.Errorf("kernel module %s: %w", name, err)
+	case exit != 0:
+		return refusal.New("kernel module "+name, "modprobe ended with "+fmt.Sprint(exit)+": "+strings.TrimSpace(out),
+			"install the kernel's modules package, or take it out of the module")
+	}
+	return nil
+}
