@@ -32,10 +32,11 @@ func TestRowsWithFew(t *testing.T) {
 		{"the bus goes and comes", "12", []int{12}},
 		{"machines join", "13", []int{13, 13}},
 		{"memory", "14", []int{14}},
+		{"a bundle", "15", []int{15, 15}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			b, err := parse([]string{"--json", "--rounds", "1", "--rows", tt.rows, "--dir", t.TempDir(),
-				"--agents", "6", "--nodes", "60", "--storm", "20", "--users", "30", "--connected", "10"})
+				"--agents", "6", "--nodes", "60", "--storm", "20", "--bundle", "2", "--users", "30", "--connected", "10"})
 			if err != nil {
 				t.Fatal(err)
 			}

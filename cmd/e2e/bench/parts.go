@@ -13,6 +13,7 @@ func table() []row {
 		{[]int{12}, stormRows},
 		{[]int{13}, joinRows},
 		{[]int{14}, memoryRows},
+		{[]int{15}, bundleRows},
 	}
 }
 
@@ -24,6 +25,7 @@ func parts() map[string]func(context.Context) error {
 		"mesh-agents":      agentsPart,
 		"mesh-links":       linksPart,
 		"mesh-pass":        passPart,
+		"mesh-bundle":      bundlePart,
 		"idle-inside":      idleInsidePart,
 		"floor-core":       floorCorePart,
 		"floor-pass":       floorPassPart,
