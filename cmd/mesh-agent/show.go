@@ -36,13 +36,13 @@ const pastLines = 20
 func showCommand(at *places) *cobra.Command {
 	var asJSON, watch bool
 	cmd := &cobra.Command{
-		Use:   "show [module|firewall|history|declaration]",
+		Use:   "show [module|firewall|exposure|history|declaration]",
 		Short: "Say how this machine is: its declaration, modules, uplinks, rules and problems",
 		Long: `Say how this machine is, bus or no bus, with the agent running or not.
 
-The argument is the name of a module, or one of firewall, history, declaration.
+The argument is the name of a module, or one of firewall, exposure, history, declaration.
 The exit code is 0 when all is well, 1 when something is not, 2 when it cannot be told.`,
-		Example: "  mesh-agent show\n  mesh-agent show notes\n  mesh-agent show firewall\n  mesh-agent show --json | jq .modules\n  mesh-agent show --watch",
+		Example: "  mesh-agent show\n  mesh-agent show notes\n  mesh-agent show firewall\n  sudo mesh-agent show exposure\n  mesh-agent show --json | jq .modules\n  mesh-agent show --watch",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			what := ""
@@ -50,6 +50,12 @@ The exit code is 0 when all is well, 1 when something is not, 2 when it cannot b
 				what = args[0]
 			}
 			s := shower{at: *at, what: what, asJSON: asJSON, clk: clock.Real(), out: cmd.OutOrStdout()}
+			if what == "exposure" {
+				if watch {
+					return errNoWatch
+				}
+				return s.exposure(cmd.Context())
+			}
 			if watch {
 				return s.watch(cmd.Context())
 			}
@@ -70,7 +76,7 @@ type shower struct {
 }
 
 // words are what show takes that is no module's name.
-var words = []string{"firewall", "history", "declaration"}
+var words = []string{"firewall", "exposure", "history", "declaration"}
 
 // once prints what is asked for; the error is a verdict when the page itself says what is wrong.
 func (s shower) once(ctx context.Context, w io.Writer) error {

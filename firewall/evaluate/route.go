@@ -83,6 +83,15 @@ func (w *World) way(a netip.Addr) (x *Route, ok bool) {
 	return x, x != nil
 }
 
+// Toward is the link over which a is reached, and so over which its packets come; empty when that is
+// not known.
+func (w *World) Toward(a netip.Addr) string {
+	if x, ok := w.way(a); ok {
+		return x.Link
+	}
+	return ""
+}
+
 // outward says whether l carries a default route of the family, and whether others do too.
 func (w *World) outward(name string, six bool) (carries, others bool) {
 	for _, x := range w.Routes {

@@ -2,6 +2,7 @@ package evaluate
 
 import (
 	"encoding/binary"
+	"fmt"
 	"net/netip"
 	"slices"
 
@@ -89,21 +90,46 @@ func (s *step) setMark(name string, valueMask [2]uint32, known bool, how uint8) 
 	return verdict{}, yes
 }
 
-// xtNAT decodes where DNAT and REDIRECT send a packet: a range of addresses and of ports, of which the
-// first counts here.
-func (s *step) xtNAT(name string, rev uint32, b *blob) (verdict, truth) {
-	const withAddress, withPort = 1, 2
-	var flags uint32
-	var a netip.Addr
-	var port uint16
-	if rev == 0 && !s.p.Six { // their number, then flags, two addresses of 4 bytes and two ports
-		flags, a, port = b.u32(4), addressIn(b.bytes(8, 4)), b.be16(16)
+// translation is where DNAT and REDIRECT send a packet: a range of addresses and of ports, of which the
+// first counts here. Flags say which of the two is given.
+type translation struct {
+	flags   uint32
+	address netip.Addr
+	port    uint16
+}
+
+const withAddress, withPort = 1, 2
+
+func decodeTranslation(rev uint32, b *blob, six bool) (t translation, ok bool) {
+	if rev == 0 && !six { // their number, then flags, two addresses of 4 bytes and two ports
+		t = translation{b.u32(4), addressIn(b.bytes(8, 4)), b.be16(16)}
 	} else { // flags, two addresses of 16 bytes, two ports
-		flags, port = b.u32(0), b.be16(36)
-		_, n := s.sourceAt()
-		a = addressIn(b.bytes(4, n))
+		n := 4
+		if six {
+			n = 16
+		}
+		t = translation{b.u32(0), addressIn(b.bytes(4, n)), b.be16(36)}
 	}
-	if b.short {
+	return t, !b.short
+}
+
+// translationOf is where a target sends packets, in words.
+func translationOf(name string, rev uint32, b *blob, six bool) string {
+	t, ok := decodeTranslation(rev, b, six)
+	switch {
+	case !ok:
+		return ""
+	case name == "REDIRECT" || t.flags&withAddress == 0:
+		return fmt.Sprintf(":%d", t.port)
+	case t.flags&withPort == 0:
+		return t.address.String()
+	}
+	return netip.AddrPortFrom(t.address, t.port).String()
+}
+
+func (s *step) xtNAT(name string, rev uint32, b *blob) (verdict, truth) {
+	t, ok := decodeTranslation(rev, b, s.p.Six)
+	if !ok {
 		return s.unknownAct("the target " + name + " accepts it")
 	}
 	if !s.applies() {
@@ -112,11 +138,11 @@ func (s *step) xtNAT(name string, rev uint32, b *blob) (verdict, truth) {
 	to := s.to
 	if name == "REDIRECT" {
 		to = netip.AddrPortFrom(s.own(), to.Port())
-	} else if flags&withAddress != 0 {
-		to = netip.AddrPortFrom(a, to.Port())
+	} else if t.flags&withAddress != 0 {
+		to = netip.AddrPortFrom(t.address, to.Port())
 	}
-	if flags&withPort != 0 {
-		to = netip.AddrPortFrom(to.Addr(), port)
+	if t.flags&withPort != 0 {
+		to = netip.AddrPortFrom(to.Addr(), t.port)
 	}
 	s.send(to)
 	return verdict{code: verdictAccept}, yes

@@ -189,7 +189,13 @@ func (w *writer) act(x expression) string {
 		}
 		return "xt match " + nfnetlink.Text(x.attribute(unix.NFTA_MATCH_NAME))
 	case "target":
-		return "xt target " + nfnetlink.Text(x.attribute(unix.NFTA_TARGET_NAME))
+		name := nfnetlink.Text(x.attribute(unix.NFTA_TARGET_NAME))
+		if name == "DNAT" || name == "REDIRECT" {
+			if to := translationOf(name, x.number(unix.NFTA_TARGET_REV), &blob{b: x.attribute(unix.NFTA_TARGET_INFO)}, w.six); to != "" {
+				return name + " to " + to
+			}
+		}
+		return "xt target " + name
 	case "numgen", "hash", "osf", "rt", "socket", "xfrm":
 		for typ, v := range nfnetlink.Attributes(x.data) {
 			if _, ok := registerAt(nfnetlink.Number(v)); ok && typ <= 2 {
