@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -25,13 +26,15 @@ type opening struct {
 }
 
 // openings validates the rules, and returns each once, sorted.
-func openings(allow []rule.Allow) ([]opening, error) {
-	out := make([]opening, 0, len(allow))
-	for _, a := range allow {
+func openings(allow []rule.Allow) ([]*opening, error) {
+	all := make([]opening, len(allow))
+	out := make([]*opening, 0, len(allow))
+	for i, a := range allow {
 		if err := checkAllow(a); err != nil {
 			return nil, err
 		}
-		o := opening{Allow: a}
+		o := &all[i]
+		o.Allow = a
 		o.From = canonical(a.From)
 		switch {
 		case o.From.Anywhere:
@@ -45,11 +48,11 @@ func openings(allow []rule.Allow) ([]opening, error) {
 		}
 		out = append(out, o)
 	}
-	slices.SortFunc(out, opening.compare)
-	return slices.CompactFunc(out, func(a, b opening) bool { return a.compare(b) == 0 }), nil
+	slices.SortFunc(out, (*opening).compare)
+	return slices.CompactFunc(out, func(a, b *opening) bool { return a.compare(b) == 0 }), nil
 }
 
-func (o opening) compare(p opening) int {
+func (o *opening) compare(p *opening) int {
 	return cmp.Or(cmp.Compare(o.Owner, p.Owner), cmp.Compare(o.Protocol, p.Protocol), cmp.Compare(o.Port.Protocol, p.Port.Protocol),
 		cmp.Compare(o.Port.First, p.Port.First), cmp.Compare(o.Port.Last, p.Port.Last), cmp.Compare(o.rank, p.rank), cmp.Compare(o.short, p.short))
 }
@@ -90,13 +93,12 @@ func checkAllow(a rule.Allow) error {
 // sender asked for it (ct original proto-dst), so one rule covers a service of the host and a port
 // published to a container. Packets that a raw table keeps from being tracked have no original port:
 // for them a twin for each protocol and From matches the port itself.
-func declare(all []opening) (sets []set, counters []counter, lines []line) {
+func declare(all []*opening) (sets []set, counters []counter, lines []line) {
 	var twins []*twin
 	seen := map[string]bool{}
 	lines = make([]line, 0, len(all)+8)
 	counters = make([]counter, 0, len(all)+8)
-	for i := range all {
-		o := &all[i]
+	for _, o := range all {
 		who, addresses := o.who()
 		if len(addresses) > 0 && !seen[o.short] {
 			seen[o.short] = true
@@ -131,14 +133,10 @@ func declare(all []opening) (sets []set, counters []counter, lines []line) {
 }
 
 func (o *opening) counterName() string {
-	name := rulePrefix + o.Owner + "_" + o.Protocol.String()
-	if o.Protocol == 0 {
-		name = fmt.Sprintf("%s%s_%s_%d", rulePrefix, o.Owner, o.Port.Protocol, o.Port.First)
-		if o.Port.Last != o.Port.First {
-			name += fmt.Sprintf("-%d", o.Port.Last)
-		}
+	if o.Protocol != 0 {
+		return rulePrefix + o.Owner + "_" + o.Protocol.String() + "_" + o.short
 	}
-	return name + "_" + o.short
+	return rulePrefix + o.Owner + "_" + o.Port.Protocol + "_" + numbers(o.Port) + "_" + o.short
 }
 
 // words is the rule as the manifest says it, within the 127 bytes of a comment.
@@ -210,12 +208,23 @@ func shownL4(protocol string) term {
 }
 
 func portTerm(p rule.Port) term {
-	t := term{text: fmt.Sprintf("ct original proto-dst %d", p.First), loads: []load{ctOriginal(unix.NFT_CT_PROTO_DST)}, value: binary.BigEndian.AppendUint16(nil, p.First)}
+	t := term{text: "ct original proto-dst " + numbers(p), loads: originalPort, value: binary.BigEndian.AppendUint16(nil, p.First)}
 	if p.Last != p.First {
-		t.text += fmt.Sprintf("-%d", p.Last)
 		t.last = binary.BigEndian.AppendUint16(nil, p.Last)
 	}
 	return t
+}
+
+// originalPort is the port the sender asked for; nothing changes it.
+var originalPort = []load{ctOriginal(unix.NFT_CT_PROTO_DST)}
+
+// numbers are those of a port or a range.
+func numbers(p rule.Port) string {
+	first := strconv.Itoa(int(p.First))
+	if p.Last == p.First {
+		return first
+	}
+	return first + "-" + strconv.Itoa(int(p.Last))
 }
 
 // twin are the ports that packets nobody tracks may come to, for one protocol and From.

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/google/nftables"
@@ -179,12 +180,19 @@ func (t Table) text(name string) string {
 		return ""
 	}
 	var b strings.Builder
+	lines := 0
+	for _, c := range t.chains {
+		lines += len(c.lines)
+	}
+	b.Grow(4096 + 256*lines)
 	fmt.Fprintf(&b, "table inet %s\nflush table inet %[1]s\ntable inet %[1]s {\n", name)
 	for _, s := range t.sets {
 		s.print(&b, false)
 	}
 	for _, c := range t.counters {
-		fmt.Fprintf(&b, "\tcounter %s {\n\t\tcomment %q\n\t}\n", c.name, c.words)
+		for _, part := range [...]string{"\tcounter ", c.name, " {\n\t\tcomment \"", c.words, "\"\n\t}\n"} {
+			b.WriteString(part)
+		}
 	}
 	b.WriteString("}\n")
 	for _, s := range t.sets {
@@ -200,7 +208,7 @@ func (t Table) text(name string) string {
 			fmt.Fprintf(&b, "\t\ttype filter hook %v priority filter + %d; policy accept;\n", c.hook, priority)
 		}
 		for _, l := range c.lines {
-			b.WriteString("\t\t" + l.String() + "\n")
+			l.print(&b)
 		}
 		b.WriteString("\t}\n")
 	}
@@ -229,28 +237,35 @@ func (s set) print(b *strings.Builder, full bool) {
 	b.WriteString("\t}\n")
 }
 
-// String is the rule in nft's words.
-func (l line) String() string {
-	var words []string
+// print writes the rule in nft's words. No text in it needs escaping: Compile takes only what does not.
+func (l line) print(b *strings.Builder) {
+	begin := "\t\t"
+	words := func(parts ...string) {
+		b.WriteString(begin)
+		for _, p := range parts {
+			b.WriteString(p)
+		}
+		begin = " "
+	}
 	for _, m := range l.match {
 		if m.text != "" {
-			words = append(words, m.text)
+			words(m.text)
 		}
 	}
 	if l.limit != nil {
-		words = append(words, l.limit.String())
+		words(l.limit.String())
 	}
 	if l.log != "" {
-		words = append(words, fmt.Sprintf("log prefix %q group %d", l.log, LogGroup))
+		words("log prefix \"", l.log, "\" group ", strconv.Itoa(LogGroup))
 	}
 	if l.counter != "" {
-		words = append(words, fmt.Sprintf("counter name %q", l.counter))
+		words("counter name \"", l.counter, "\"")
 	}
 	if l.verdict.word != "" {
-		words = append(words, l.verdict.word)
+		words(l.verdict.word)
 	}
 	if l.comment != "" {
-		words = append(words, fmt.Sprintf("comment %q", l.comment))
+		words("comment \"", l.comment, "\"")
 	}
-	return strings.Join(words, " ")
+	b.WriteByte('\n')
 }

@@ -29,6 +29,7 @@ func TestRowsWithFew(t *testing.T) {
 		{"pushes", "1,2,3", []int{1, 2, 3, 3}},
 		{"a pass", "5", []int{5, 5}},
 		{"composing and publishing", "7,8,9", []int{7, 7, 7, 8, 8, 9, 9}},
+		{"the packet filter", "10", []int{10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10}},
 		{"the bus goes and comes", "12", []int{12}},
 		{"machines join", "13", []int{13, 13}},
 		{"memory", "14", []int{14}},
@@ -105,7 +106,7 @@ func TestRowsAreChosen(t *testing.T) {
 	}{
 		{nil, nil, ""},
 		{[]string{"--rows", "1, 3"}, []int{1, 3}, ""},
-		{[]string{"--rows", "10"}, nil, `row "10"`},
+		{[]string{"--rows", "99"}, nil, `row "99"`},
 		{[]string{"--rows", "x"}, nil, `row "x"`},
 		{[]string{"3"}, nil, `argument "3"`},
 	} {
