@@ -23,6 +23,7 @@ import (
 
 	"mesh/agent/apply"
 	"mesh/agent/converge"
+	"mesh/agent/diagnose"
 	"mesh/agent/filter"
 	"mesh/agent/journal"
 	"mesh/agent/link"
@@ -82,9 +83,11 @@ type Config struct {
 	Root string
 	// Digest finds the SHA-256 of the agent's own file, beside the rest of the start; nil for unknown.
 	Digest func() (string, error)
-	Clock  clock.Clock
-	Rand   io.Reader
-	Log    *slog.Logger
+	// Diagnose writes a diagnosis of the machine to a file that is not there yet; nil for none.
+	Diagnose func(ctx context.Context, file string) error
+	Clock    clock.Clock
+	Rand     io.Reader
+	Log      *slog.Logger
 	// Machine makes the machine's edges once the store is open. probe reaches the bus anew (NET-7).
 	Machine func(ctx context.Context, s *state.Store, probe func(context.Context) error) (Machine, error)
 	// Notify tells systemd how the daemon is (sd_notify(3)); nil for nobody.
@@ -114,6 +117,7 @@ type Agent struct {
 	resting chan struct{} // closed when the loop has ended
 	journal *journal.Reader
 	serve   *serve.Server
+	pieces  *diagnose.Pieces
 
 	made atomic.Uint64 // the number of the last report; 0 before the first of this life
 
@@ -235,7 +239,7 @@ func (a *Agent) run(ctx context.Context) error {
 		run  func(context.Context) error
 	}
 	jobs, results := make(chan job), make(chan done)
-	parts := []part{{"bus link", a.link.Run}, {"verbs", a.serve.Run}, {"journal", a.journal.Run}, {"apply", func(ctx context.Context) error { return a.work(ctx, jobs, results) }}}
+	parts := []part{{"bus link", a.link.Run}, {"verbs", a.serve.Run}, {"journal", a.journal.Run}, {"diagnose", a.pieces.Run}, {"apply", func(ctx context.Context) error { return a.work(ctx, jobs, results) }}}
 	if a.machine.Filter != nil {
 		parts = append(parts, part{"packet filter", a.machine.Filter.Run})
 	}

@@ -4,11 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"mesh/agent/diagnose"
 	"mesh/agent/host/systemd"
 	"mesh/agent/journal"
 	"mesh/agent/serve"
@@ -29,6 +31,7 @@ const actBound = verb.Bound - 2*time.Second
 // answers makes what answers the verbs of this machine.
 func (a *Agent) answers() (err error) {
 	a.journal = journal.New(journal.Config{Clock: a.cfg.Clock, Rand: a.cfg.Rand, Log: a.cfg.Log})
+	a.pieces = diagnose.NewPieces(diagnose.PiecesConfig{File: filepath.Join(a.cfg.Dir, diagnosisFile), Make: a.diagnosis, Clock: a.cfg.Clock, Rand: a.cfg.Rand})
 	if profile := a.machine.Profile; profile != nil {
 		var one sync.Mutex // the worker reads it too
 		a.machine.Profile = func(ctx context.Context) *report.Profile {
@@ -45,6 +48,7 @@ func (a *Agent) answers() (err error) {
 		serve.Bind(subject.NodeEngine, engine.Restart, a.restartVerb),
 		serve.Bind(subject.NodeEngine, engine.Logs, a.logsVerb),
 		serve.Bind(subject.NodeEngine, engine.LogsNext, a.logsNextVerb),
+		serve.Bind(subject.NodeEngine, engine.Diagnose, a.diagnoseVerb),
 	}})
 	return err
 }
@@ -214,4 +218,18 @@ func (a *Agent) logsVerb(ctx context.Context, _ verb.Caller, ask engine.LogsAsk)
 
 func (a *Agent) logsNextVerb(ctx context.Context, _ verb.Caller, ask engine.LogsNextAsk) (engine.LogsAnswer, error) {
 	return a.journal.Next(ctx, ask)
+}
+
+// diagnosisFile is where a diagnosis is while somebody asks for it, below the state directory.
+const diagnosisFile = "diagnosis.tar.gz"
+
+func (a *Agent) diagnosis(ctx context.Context, file string) error {
+	if a.cfg.Diagnose == nil {
+		return refusal.New("a diagnosis", "this agent cannot make one", "run it on the machine: sudo mesh-agent diagnose")
+	}
+	return a.cfg.Diagnose(ctx, file)
+}
+
+func (a *Agent) diagnoseVerb(ctx context.Context, _ verb.Caller, ask engine.DiagnoseAsk) (engine.DiagnoseAnswer, error) {
+	return a.pieces.Ask(ctx, ask)
 }

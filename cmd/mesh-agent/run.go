@@ -50,7 +50,8 @@ func runCommand(at *places) *cobra.Command {
 			return agent.Run(cmd.Context(), agent.Config{
 				Credential: cred, Dir: at.state, Run: at.run, Root: at.root, Digest: ownDigest,
 				Clock: clock.Real(), Rand: rand.Reader, Log: log,
-				Machine: agent.OnHost(at.root, log),
+				Diagnose: diagnoseItself(at),
+				Machine:  agent.OnHost(at.root, log),
 				Notify: func(state string) {
 					if _, err := daemon.SdNotify(false, state); err != nil {
 						log.Warn("systemd was not told", "state", state, "err", err)
