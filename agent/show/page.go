@@ -14,7 +14,7 @@ func (d *Document) Page() any {
 		Format: d.Format, Node: d.Node, Mesh: d.Mesh, At: stamp(d.At), Agent: d.Agent, Daemon: d.Daemon,
 		Bus:         pageBus{d.Bus.Up, d.Bus.Address, stamp(d.Bus.Since), d.Bus.Why},
 		Declaration: pageDeclaration{Declaration: d.Declaration, Accepted: stamp(d.Declaration.Accepted)},
-		Modules:     each(d.Modules, func(m report.Module) any { return ModulePage(m) }), Uplinks: d.Uplinks, Tunnel: d.Tunnel, Filter: FilterPage(d.Filter),
+		Modules:     each(d.Modules, func(m report.Module) any { return ModulePage(m) }), Uplinks: d.Uplinks, Tunnel: d.Tunnel, Filter: filterOf(d.Filter),
 		Drift: each(d.Drift, driftPage), Left: each(d.Left, driftPage), Strays: d.Strays, Outbox: d.Outbox, FreeDisk: d.FreeDisk,
 		Problems: each(d.Problems, func(p report.Problem) any { return pageProblem{stamp(p.At), p.Text} }), Profile: d.Profile,
 	}
@@ -67,8 +67,8 @@ func ModulePage(m report.Module) any {
 	}{m, stamp(m.Since)}
 }
 
-// FilterPage is the packet filter as --json prints it; null when none was ever declared.
-func FilterPage(f *report.Filter) any {
+// filterOf is the packet filter within the page of everything; null when none was ever declared.
+func filterOf(f *report.Filter) any {
 	if f == nil {
 		return nil
 	}

@@ -72,30 +72,6 @@ func RenderModule(w io.Writer, d *Document, m report.Module, now time.Time) erro
 	return p.err
 }
 
-// RenderFirewall prints the packet filter in the manifest's words.
-func RenderFirewall(w io.Writer, d *Document, now time.Time) error {
-	p := &printer{w: w, now: now}
-	p.stale(d)
-	p.filterWords(d)
-	if d.Filter == nil || !d.Filter.Loaded {
-		return p.err
-	}
-	if d.Filter.Why != "" {
-		p.amiss(d.Filter.Why)
-	}
-	if len(d.Filter.Rules) > 0 {
-		p.line("open from outside:")
-	}
-	for _, r := range d.Filter.Rules {
-		p.line("  %s", r)
-	}
-	p.line("%s that arrives over %s is refused", either(len(d.Filter.Rules) > 0, "everything else", "everything"), orNone(d.outside()))
-	if d.Filter.Repairs > 0 {
-		p.line("repaired %s since the agent started, after others changed it", times(d.Filter.Repairs))
-	}
-	return p.err
-}
-
 // outside is where what arrives is filtered.
 func (d *Document) outside() string {
 	links := slices.Clone(d.Uplinks)

@@ -17,6 +17,8 @@ import (
 
 	"mesh/agent/show"
 	"mesh/agent/state"
+	"mesh/firewall"
+	"mesh/firewall/foreign"
 	"mesh/shared/clock"
 	"mesh/shared/refusal"
 	"mesh/shared/report"
@@ -35,6 +37,23 @@ func well() *show.Document {
 		Modules:     []report.Module{{Name: "hello", Build: "build-1", State: report.Running, Since: ago(9 * time.Minute)}},
 		Uplinks:     []string{"eth0"}, Filter: &report.Filter{Loaded: true, Rules: []string{"admin: 22/tcp from anywhere", "hello: 8080/tcp from anywhere"}, Since: ago(time.Hour)},
 		Drift: []report.Drift{}, Strays: []string{}, Problems: []report.Problem{}, FreeDisk: 3 << 30}
+}
+
+// live is what the kernel says of a machine where ufw and docker filter too.
+func live() show.Live {
+	return show.Live{
+		Counts: []firewall.Count{{Name: "answers_input", What: "to this machine, part of a known flow", Packets: 90210, Bytes: 1 << 30}, {Name: "ping", What: "ping"},
+			{Name: "refused", What: "refused", Packets: 1024, Bytes: 61440}, {Name: "r_admin_22", What: "admin: 22/tcp from anywhere", Declared: true, Packets: 12, Bytes: 720},
+			{Name: "r_hello_8080", What: "hello: 8080/tcp from anywhere", Declared: true}},
+		Rules: foreign.Report{
+			Refusing: []foreign.Refusing{
+				{Family: "ip", Table: "filter", Chain: "INPUT", How: []string{"policy drop"}, Owner: foreign.Words{"ufw"}, Kind: foreign.Words{"front end"}, Fate: foreign.Words{"retire"}},
+				{Family: "ip", Table: "filter", Chain: "FORWARD", How: []string{"policy drop"}, Owner: foreign.Words{"ufw", "docker"}, Kind: foreign.Words{"front end", "container runtime"}, Fate: foreign.Words{"retire", "leave"}},
+				{Family: "inet", Table: "mesh", Chain: "refuse", How: []string{"drop x1"}, Owner: foreign.Words{"mesh"}, Kind: foreign.Words{"mesh"}, Fate: foreign.Words{"keep"}}},
+			Bypass:        []foreign.Bypass{{What: "macvlan", Name: "mv0", Why: "what it carries leaves and comes over eth0 without the rules for that link"}},
+			NotUnderstood: []string{"a rule of inet x a: the expression kounter is not known"},
+		},
+	}
 }
 
 func troubled() *show.Document {
@@ -98,7 +117,7 @@ func TestPages(t *testing.T) {
 		golden(t, name+".txt", b.String())
 	}
 	var b bytes.Buffer
-	if err := errors.Join(show.RenderFirewall(&b, well(), now), show.RenderModule(&b, troubled(), troubled().Modules[1], now),
+	if err := errors.Join(show.RenderFirewall(&b, well(), live(), now), show.RenderModule(&b, troubled(), troubled().Modules[1], now),
 		show.RenderHistory(&b, past(), troubled().Drift, now)); err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +130,7 @@ func TestPages(t *testing.T) {
 	} {
 		d := well()
 		edit(d)
-		if err := errors.Join(show.RenderFirewall(&b, d, now), show.RenderModule(&b, d, d.Modules[0], now)); err != nil {
+		if err := errors.Join(show.RenderFirewall(&b, d, show.Live{Why: "to root only"}, now), show.RenderModule(&b, d, d.Modules[0], now)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -120,7 +139,7 @@ func TestPages(t *testing.T) {
 	}
 	golden(t, "parts.txt", b.String())
 	for name, v := range map[string]any{"troubled": troubled().Page(), "history": show.HistoryPage(past(), troubled().Drift), "module": show.ModulePage(troubled().Modules[1]),
-		"empty": (&show.Document{}).Page(), "nofilter": show.FilterPage(nil), "filter": show.FilterPage(well().Filter), "nohistory": show.HistoryPage(nil, nil)} {
+		"empty": (&show.Document{}).Page(), "nofilter": show.FilterPage(nil, show.Live{}), "filter": show.FilterPage(well().Filter, live()), "nohistory": show.HistoryPage(nil, nil)} {
 		j, err := json.MarshalIndent(v, "", "  ")
 		if err != nil {
 			t.Fatal(err)

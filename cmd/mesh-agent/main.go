@@ -64,7 +64,8 @@ func exit(errs io.Writer, err error) int {
 		text = "mesh-agent: " + text
 	}
 	fmt.Fprintln(errs, text)
-	if refusal.Of(err) != nil {
+	var untold cannotTell
+	if refusal.Of(err) != nil && !errors.As(err, &untold) {
 		return 1
 	}
 	return 2
@@ -89,7 +90,7 @@ func root(at *places) *cobra.Command {
 	cmd.PersistentFlags().StringVar(&at.state, "state-dir", "/var/lib/mesh-agent", "where the agent keeps its state")
 	cmd.PersistentFlags().StringVar(&at.run, "run-dir", "/run/mesh-agent", "where the running agent says how it is")
 	cmd.PersistentFlags().StringVar(&at.root, "root", "/", "where the paths of declarations begin")
-	cmd.AddCommand(runCommand(at), showCommand(at), ledgerCommand(at), firewallCommand(at))
+	cmd.AddCommand(runCommand(at), showCommand(at), ledgerCommand(at), firewallCommand(at), whyCommand(at))
 	cmd.AddCommand(diagnoseCommand(at))
 	return cmd
 }

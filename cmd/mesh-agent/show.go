@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"time"
 
@@ -97,10 +98,10 @@ func (s shower) once(ctx context.Context, w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	return s.print(w, d)
+	return s.print(ctx, w, d)
 }
 
-func (s shower) print(w io.Writer, d *show.Document) error {
+func (s shower) print(ctx context.Context, w io.Writer, d *show.Document) error {
 	v, err := show.Unknown, error(nil)
 	switch s.what {
 	case "":
@@ -118,9 +119,9 @@ func (s shower) print(w io.Writer, d *show.Document) error {
 			v = show.Well
 		}
 		if s.asJSON {
-			err = encode(w, show.FilterPage(d.Filter))
+			err = encode(w, show.FilterPage(d.Filter, s.live(ctx)))
 		} else {
-			err = show.RenderFirewall(w, d, s.clk.Now())
+			err = show.RenderFirewall(w, d, s.live(ctx), s.clk.Now())
 		}
 	default:
 		v, err = s.module(w, d)
@@ -129,6 +130,13 @@ func (s shower) print(w io.Writer, d *show.Document) error {
 		return verdict(v)
 	}
 	return err
+}
+
+// live asks the kernel of the thread's network namespace.
+func (s shower) live(ctx context.Context) show.Live {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	return show.ReadLive(ctx)
 }
 
 // module prints one. With the agent down it is not called well, whatever it was last.
