@@ -21,27 +21,18 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log"
 	"log/slog"
 	"net"
-	"net/http"
 	"os"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"mesh/shared/clock"
 	"mesh/shared/declaration"
 )
 
-const (
-	// together bounds the blobs under way at once, and with it the memory: each takes some five chunks.
-	together = 4
-	// headerBound is for the head of a request; a body has none.
-	headerBound = 10 * time.Second
-	// mostHead bounds the head of a request in bytes.
-	mostHead = 16 << 10
-)
+// together bounds the blobs under way at once, and with it the memory: each takes some five chunks.
+const together = 4
 
 // Config is what a Registry works with.
 type Config struct {
@@ -67,14 +58,15 @@ type Offer struct {
 	image  *declaration.Image
 	name   string
 	blobs  map[string]declaration.Artifact
-	server *http.Server
-	at     string
-	room   chan struct{} // capacity together: the blobs under way
-	served chan struct{} // closed when the listener is gone
+	listen net.Listener
+	room   chan struct{}  // capacity together: the blobs under way
+	here   sync.WaitGroup // the listener's goroutine, and one for each connection
 	cancel context.CancelFunc
 	moved  atomic.Int64
 
 	mu    sync.Mutex // guards the fields below
+	conns map[net.Conn]struct{}
+	ended bool
 	marks map[string][]mark
 	why   error
 }
@@ -94,32 +86,58 @@ func (r *Registry) Offer(ctx context.Context, name string, image *declaration.Im
 		return nil, fmt.Errorf("offer %s: %w", name, err)
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	o := &Offer{r: r, image: image, name: name, at: l.Addr().String(), blobs: make(map[string]declaration.Artifact, len(image.Blobs)),
-		room: make(chan struct{}, together), served: make(chan struct{}), cancel: cancel, marks: map[string][]mark{}}
+	o := &Offer{r: r, image: image, name: name, blobs: make(map[string]declaration.Artifact, len(image.Blobs)), listen: &guarded{l, r.uid},
+		room: make(chan struct{}, together), cancel: cancel, conns: map[net.Conn]struct{}{}, marks: map[string][]mark{}}
 	for _, b := range image.Blobs {
 		o.blobs[b.Digest] = b
 	}
-	protocols := new(http.Protocols)
-	protocols.SetHTTP1(true)
-	o.server = &http.Server{Handler: o, ReadHeaderTimeout: headerBound, MaxHeaderBytes: mostHead, Protocols: protocols,
-		BaseContext: func(net.Listener) context.Context { return ctx },
-		ErrorLog:    log.New(io.Discard, "", 0), // who speaks no HTTP, as an engine that tries TLS first, is no news
-	}
-	go func() { // ends with Close
-		defer close(o.served)
-		if err := o.server.Serve(&guarded{l, r.uid}); !errors.Is(err, http.ErrServerClosed) {
-			o.failed(fmt.Errorf("serve %s: %w", name, err))
-		}
-	}()
+	o.here.Go(func() { o.accept(ctx) }) // ends with Close
 	return o, nil
+}
+
+// accept takes connections until Close.
+func (o *Offer) accept(ctx context.Context) {
+	for {
+		c, err := o.listen.Accept()
+		if err != nil {
+			if ctx.Err() == nil {
+				o.failed(fmt.Errorf("serve %s: %w", o.name, err))
+			}
+			return
+		}
+		if !o.enter(c) {
+			_ = c.Close() // it came too late
+			return
+		}
+		o.here.Go(func() { // ends with the connection, which ends with Close
+			defer o.leave(c)
+			o.talk(ctx, c)
+		})
+	}
+}
+
+func (o *Offer) enter(c net.Conn) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.ended {
+		o.conns[c] = struct{}{}
+	}
+	return !o.ended
+}
+
+func (o *Offer) leave(c net.Conn) {
+	o.mu.Lock()
+	delete(o.conns, c)
+	o.mu.Unlock()
+	_ = c.Close() // all was said, or who asked is gone
 }
 
 // Reference is by what an engine pulls the image: "127.0.0.1:41234/mesh/notes-web@sha256:…". The engine has
 // to be told that the registry speaks no TLS ("podman pull --tls-verify=false"; docker takes it of loopback).
-func (o *Offer) Reference() string { return o.at + "/" + o.name + "@sha256:" + o.image.Digest() }
+func (o *Offer) Reference() string { return o.Address() + "/" + o.name + "@sha256:" + o.image.Digest() }
 
 // Address is the registry's host:port.
-func (o *Offer) Address() string { return o.at }
+func (o *Offer) Address() string { return o.listen.Addr().String() }
 
 // Bytes is how many of the image's bytes came over the bus so far.
 func (o *Offer) Bytes() int64 { return o.moved.Load() }
@@ -141,7 +159,16 @@ func (o *Offer) failed(err error) {
 // Close ends the offer: what is under way is broken off, and nobody is listening any more.
 func (o *Offer) Close() error {
 	o.cancel()
-	err := o.server.Close()
-	<-o.served
+	err := o.listen.Close()
+	o.mu.Lock()
+	o.ended = true
+	for c := range o.conns {
+		_ = c.Close() // what is under way is broken off
+	}
+	o.mu.Unlock()
+	o.here.Wait()
+	if errors.Is(err, net.ErrClosed) {
+		return nil
+	}
 	return err
 }

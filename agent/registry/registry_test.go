@@ -10,6 +10,7 @@ import (
 	"io"
 	"log/slog"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -364,5 +365,69 @@ func TestAnOfferThatCannotBe(t *testing.T) {
 	bad.ID = strings.Repeat("00", 32)
 	if _, err := r.Offer(t.Context(), "mesh/x", &bad); err == nil {
 		t.Error("an image whose id is no blob of it is served")
+	}
+}
+
+// One connection carries several requests; what is no request ends it with a word.
+func TestRequestsOfAConnection(t *testing.T) {
+	b := begin(t, 100)
+	talk := func(text string) string {
+		t.Helper()
+		c, err := net.Dial("tcp", b.Address())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if _, err := io.WriteString(c, text); err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(c)
+		if err != nil && !errors.Is(err, syscall.ECONNRESET) {
+			t.Fatal(err)
+		}
+		return string(got)
+	}
+	blob := "/v2/mesh/notes-web/blobs/sha256:" + b.image.Blobs[1].Digest
+	get := func(method, more string) string { return method + " " + blob + " HTTP/1.1\r\nHost: x\r\n" + more + "\r\n" }
+	if got := talk(get("GET", "") + get("HEAD", "") + get("GET", "Connection: close\r\n")); strings.Count(got, "HTTP/1.1 200 OK") != 3 || strings.Count(got, `{"architecture":"amd64"}`) != 2 {
+		t.Errorf("three requests: %q", got)
+	}
+	for name, text := range map[string]string{
+		"a hello of TLS":   "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+		"rubbish":          "what is this\r\n\r\n",
+		"a body":           get("GET", "Content-Length: 3\r\n") + "abc",
+		"a body in chunks": get("GET", "Transfer-Encoding: chunked\r\n") + "0\r\n\r\n",
+		"a head too large": "GET / HTTP/1.1\r\nHost: x\r\nX: " + strings.Repeat("x", 20<<10) + "\r\n\r\n",
+	} {
+		if got := talk(text); got != "" && !strings.HasPrefix(got, "HTTP/1.1 400 Bad Request\r\n") {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+}
+
+// Close breaks off what is under way and leaves nothing behind.
+func TestCloseBreaksOff(t *testing.T) {
+	b := begin(t, 4*bundle.ChunkSize)
+	hold := make(chan struct{})
+	b.store.breaks = func(_ string, chunk int) error {
+		if chunk == 1 {
+			<-hold
+		}
+		return nil
+	}
+	done := make(chan error, 1)
+	go func() {
+		_, _, err := b.ask(t, "GET", b.url("blobs", 2), "")
+		done <- err
+	}()
+	waitfor.True(t, "a chunk to come", 10*time.Second, func() (bool, any) { return b.Bytes() > 0, b.Bytes() })
+	closed := make(chan error, 1)
+	go func() { closed <- b.Close() }()
+	if err := waitfor.Value(t, "the answer to break off", 10*time.Second, done); err == nil {
+		t.Error("it came whole")
+	}
+	close(hold)
+	if err := waitfor.Value(t, "the offer to close", 10*time.Second, closed); err != nil {
+		t.Error(err)
 	}
 }

@@ -44,97 +44,77 @@ func checkName(name string) error {
 	return nil
 }
 
-// ServeHTTP answers what a pull asks: is there a registry, the manifest, a blob.
-func (o *Offer) ServeHTTP(w http.ResponseWriter, q *http.Request) {
-	w.Header().Set("Docker-Distribution-Api-Version", "registry/2.0")
+// serve answers what a pull asks: is there a registry, the manifest, a blob.
+func (o *Offer) serve(ctx context.Context, w *answer, q *http.Request) error {
 	if q.Method != http.MethodGet && q.Method != http.MethodHead {
-		refuse(w, http.StatusMethodNotAllowed, "UNSUPPORTED", "this registry is only read")
-		return
+		return w.refuse(http.StatusMethodNotAllowed, "UNSUPPORTED", "this registry is only read")
 	}
 	if q.URL.Path == "/v2/" || q.URL.Path == "/v2" {
-		w.Header().Set("Content-Type", "application/json")
-		_, _ = io.WriteString(w, "{}") // whoever asked is gone: nobody to tell
-		return
+		return w.whole(http.StatusOK, "application/json", []byte("{}"))
 	}
 	rest, ok := strings.CutPrefix(q.URL.Path, "/v2/"+o.name+"/")
 	kind, digest, found := strings.Cut(rest, "/")
 	if !ok || !found || kind != "manifests" && kind != "blobs" {
-		refuse(w, http.StatusNotFound, "NAME_UNKNOWN", "there is nothing else here than "+o.name)
-		return
+		return w.refuse(http.StatusNotFound, "NAME_UNKNOWN", "there is nothing else here than "+o.name)
 	}
 	hexed, isSum := strings.CutPrefix(digest, "sha256:")
 	blob, known := o.blobs[hexed]
 	switch {
 	case !isSum || !known:
-		refuse(w, http.StatusNotFound, "BLOB_UNKNOWN", "the image has no such part")
+		return w.refuse(http.StatusNotFound, "BLOB_UNKNOWN", "the image has no such part")
 	case kind == "manifests" && hexed != o.image.Digest():
-		refuse(w, http.StatusNotFound, "MANIFEST_UNKNOWN", "that is no manifest")
+		return w.refuse(http.StatusNotFound, "MANIFEST_UNKNOWN", "that is no manifest")
 	case kind == "manifests":
-		o.manifest(w, q, blob)
-	default:
-		o.blob(w, q, blob)
+		return o.manifest(ctx, w, blob)
 	}
+	return o.blob(ctx, w, q, blob)
 }
 
-func refuse(w http.ResponseWriter, code int, name, why string) {
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(code)
-	_, _ = fmt.Fprintf(w, `{"errors":[{"code":%q,"message":%q}]}`, name, why) // whoever asked is gone: nobody to tell
-}
+func digestField(a declaration.Artifact) string { return "Docker-Content-Digest: sha256:" + a.Digest }
 
 // manifest answers from memory, once the bytes are known to be right.
-func (o *Offer) manifest(w http.ResponseWriter, q *http.Request, a declaration.Artifact) {
-	w.Header().Set("Content-Type", o.image.Type)
-	w.Header().Set("Docker-Content-Digest", "sha256:"+a.Digest)
-	w.Header().Set("Content-Length", strconv.FormatInt(a.Size, 10))
-	if q.Method == http.MethodHead {
-		return
+func (o *Offer) manifest(ctx context.Context, w *answer, a declaration.Artifact) error {
+	if w.head {
+		return w.start(http.StatusOK, o.image.Type, a.Size, digestField(a))
 	}
 	var b bytes.Buffer
 	err := errTooLarge
 	if a.Size <= mostManifest {
-		err = o.stream(q.Context(), a, 0, &b)
+		err = o.stream(ctx, a, 0, &b)
 	}
 	if err != nil {
 		o.failed(err)
-		w.Header().Del("Content-Length")
-		w.Header().Del("Docker-Content-Digest")
-		refuse(w, http.StatusBadGateway, "UNKNOWN", err.Error())
-		return
+		return w.refuse(http.StatusBadGateway, "UNKNOWN", err.Error())
 	}
-	_, _ = w.Write(b.Bytes()) // whoever asked is gone: nobody to tell
+	return w.whole(http.StatusOK, o.image.Type, b.Bytes(), digestField(a))
 }
 
 var errTooLarge = errors.New("the image's manifest is larger than an engine takes")
 
 // blob streams. An answer that breaks off has fewer bytes than it announced, and the connection ends.
-func (o *Offer) blob(w http.ResponseWriter, q *http.Request, a declaration.Artifact) {
+func (o *Offer) blob(ctx context.Context, w *answer, q *http.Request, a declaration.Artifact) error {
 	from, part := rangeFrom(q.Header.Get("Range"), a.Size)
-	h := w.Header()
-	h.Set("Content-Type", "application/octet-stream")
-	h.Set("Docker-Content-Digest", "sha256:"+a.Digest)
-	h.Set("Accept-Ranges", "bytes")
-	h.Set("Content-Length", strconv.FormatInt(a.Size-from, 10))
-	code := http.StatusOK
+	code, fields := http.StatusOK, []string{digestField(a), "Accept-Ranges: bytes"}
 	if part {
-		h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", from, a.Size-1, a.Size))
-		code = http.StatusPartialContent
+		code, fields = http.StatusPartialContent, append(fields, fmt.Sprintf("Content-Range: bytes %d-%d/%d", from, a.Size-1, a.Size))
 	}
-	if q.Method == http.MethodHead {
-		w.WriteHeader(code)
-		return
+	if !w.head {
+		select {
+		case o.room <- struct{}{}:
+			defer func() { <-o.room }()
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
-	select {
-	case o.room <- struct{}{}:
-		defer func() { <-o.room }()
-	case <-q.Context().Done():
-		return
+	err := w.start(code, "application/octet-stream", a.Size-from, fields...)
+	if err != nil || w.head {
+		return err
 	}
-	w.WriteHeader(code)
-	if err := o.stream(q.Context(), a, from, w); err != nil && q.Context().Err() == nil {
+	if err = o.stream(ctx, a, from, w); err != nil && !w.broken && ctx.Err() == nil {
 		o.failed(err)
 		o.r.cfg.Log.Warn("an image's blob could not be served", "image", o.name, "blob", a.Digest, "err", err)
 	}
+	return err
 }
 
 // rangeFrom reads the one form of a range that is served: from somewhere to the end (RFC 9110 §14.2). Any
