@@ -388,7 +388,9 @@ func TestRequestsOfAConnection(t *testing.T) {
 		return string(got)
 	}
 	blob := "/v2/mesh/notes-web/blobs/sha256:" + b.image.Blobs[1].Digest
-	get := func(method, more string) string { return method + " " + blob + " HTTP/1.1\r\nHost: x\r\n" + more + "\r\n" }
+	get := func(method, more string) string {
+		return method + " " + blob + " HTTP/1.1\r\nHost: x\r\n" + more + "\r\n"
+	}
 	if got := talk(get("GET", "") + get("HEAD", "") + get("GET", "Connection: close\r\n")); strings.Count(got, "HTTP/1.1 200 OK") != 3 || strings.Count(got, `{"architecture":"amd64"}`) != 2 {
 		t.Errorf("three requests: %q", got)
 	}
