@@ -175,9 +175,9 @@ func element(item []byte) (e Element) {
 	for typ, v := range nfnetlink.Attributes(item) {
 		switch typ {
 		case unix.NFTA_SET_ELEM_KEY:
-			e.Key = data(v)
+			e.Key = nfData(v)
 		case attrElementKeyEnd:
-			e.KeyEnd = data(v)
+			e.KeyEnd = nfData(v)
 		case unix.NFTA_SET_ELEM_DATA:
 			e.Data = bytes.Clone(v)
 		case unix.NFTA_SET_ELEM_FLAGS:
@@ -194,7 +194,8 @@ func element(item []byte) (e Element) {
 	return e
 }
 
-func data(v []byte) []byte {
+// nfData is one value of nf_tables.
+func nfData(v []byte) []byte {
 	for typ, v := range nfnetlink.Attributes(v) {
 		if typ == unix.NFTA_DATA_VALUE {
 			return bytes.Clone(v)
