@@ -45,12 +45,30 @@ func (c *Converger) Refusals(ctx context.Context) *report.Refusals {
 	for _, p := range c.prospects(ctx, rs, judged) {
 		found.FrontEnds = append(found.FrontEnds, p.FrontEnd)
 	}
+	if err := c.found(ctx, foreign.Keeps(rs)); err != nil {
+		c.cfg.Log.Warn("what is there again is not remembered", "err", err)
+	}
 	found.Shorten()
 	if err != nil {
 		signature = "" // read again next time
 	}
 	c.seen = reading{signature, now, found}
 	return found
+}
+
+// found strikes out what a converge took by mistake and is there again, such as docker's rules after a restart
+// of docker.
+func (c *Converger) found(ctx context.Context, now []foreign.Kept) error {
+	if len(c.now().Lost) == 0 {
+		return nil
+	}
+	left := slices.DeleteFunc(slices.Clone(c.now().Lost), func(lost string) bool {
+		return slices.ContainsFunc(now, func(k foreign.Kept) bool { return k.String() == lost })
+	})
+	if len(left) == len(c.now().Lost) {
+		return nil
+	}
+	return c.keep(ctx, func(r *receipt) { r.Lost = left })
 }
 
 // refusals are judged in a report's words, what a person has to look at first.

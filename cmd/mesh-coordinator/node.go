@@ -16,7 +16,7 @@ import (
 
 func (a *app) node() *cobra.Command {
 	return group("node", "The machines of the mesh", "mesh-coordinator node list",
-		a.nodeList(), a.nodeShow(), a.nodeInvite(), a.nodeInvitations(), a.nodeRevoke(), a.nodeRemove(), a.nodeSet(), a.nodeApplyNow(), a.nodeRestart(), a.nodeAsk())
+		a.nodeList(), a.nodeShow(), a.nodeInvite(), a.nodeInvitations(), a.nodeRevoke(), a.nodeRemove(), a.nodeSet(), a.nodeConverge(), a.nodeUnconverge(), a.nodeApplyNow(), a.nodeRestart(), a.nodeAsk())
 }
 
 func (a *app) nodeList() *cobra.Command {
@@ -94,11 +94,25 @@ func writeNode(w io.Writer, n controller.NodeAnswer, now time.Time) error {
 	if r := n.Report; r != nil {
 		pairs = append(pairs, "uplinks", or(strings.Join(r.Uplinks, ", "), "none"), "free disk", size(r.FreeDisk))
 	}
+	if c := n.Settings.Converge; c != nil {
+		pairs = append(pairs, "converged", fmt.Sprintf("%s by %s: %s", since(now, c.At), c.By, c.Why))
+	}
+	if r := n.Report; r != nil {
+		pairs = append(pairs, "hand-over", outcome(r.Converge, now))
+		if r.Refusals != nil {
+			pairs = append(pairs, "unseen", r.Refusals.Why, "not understood", strings.Join(r.Refusals.NotUnderstood, "; "))
+		}
+	}
 	for _, note := range n.Notes {
 		pairs = append(pairs, "note", note)
 	}
 	if err := facts(w, pairs...); err != nil {
 		return err
+	}
+	if n.Report != nil {
+		if err := refusals(w, n.Report.Refusals); err != nil {
+			return err
+		}
 	}
 	if len(n.Assigned) == 0 {
 		return nil

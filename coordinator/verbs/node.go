@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -65,7 +66,7 @@ func state(k known, seen, listened, now time.Time) (controller.NodeState, string
 		silence = now.Sub(listened)
 	}
 	quiet := k.reported.Report.Number > 0 || k.beats
-	switch why := failing(k.reported); {
+	switch why := cmp.Or(failing(k.reported), filteredByOthers(k.node, k.reported)); {
 	case k.reported.Outcome == report.Refused && k.reported.Seq >= k.declared.Sent:
 		return controller.NodeRefused, words(k.reported.Refused)
 	case why != "":
@@ -234,7 +235,7 @@ func (s *Server) assigned(ctx context.Context, n subject.Node, runs []report.Mod
 }
 
 func settings(n records.Node) controller.NodeSettings {
-	out := controller.NodeSettings{Drift: n.Drift, AsleepOK: n.AsleepOK, Tunnel: n.Tunnel, Inside: n.Inside, Admin: []string{}}
+	out := controller.NodeSettings{Drift: n.Drift, AsleepOK: n.AsleepOK, Tunnel: n.Tunnel, Inside: n.Inside, Admin: []string{}, Converge: word(n)}
 	for _, a := range n.Admin {
 		out.Admin = append(out.Admin, a.Port.String()+" from "+a.From.String())
 	}
@@ -259,7 +260,7 @@ func (s *Server) setNode(ctx context.Context, who records.By, ask controller.Nod
 		return controller.NodeSetAnswer{}, err
 	}
 	was, is := settings(before), settings(after)
-	return controller.NodeSetAnswer{Changed: fmt.Sprint(was) != fmt.Sprint(is), Settings: is}, nil
+	return controller.NodeSetAnswer{Changed: !reflect.DeepEqual(was, is), Settings: is}, nil
 }
 
 // opensSSH reports whether somebody is let in at SSH's port.

@@ -135,6 +135,8 @@ type NodeSettings struct {
 	Tunnel string   `json:"tunnel,omitempty"`
 	// Inside are links a person declared inside (NET-15).
 	Inside []string `json:"inside,omitempty"`
+	// Converge is the word that handed the packet filter to mesh; nil: nobody's (NET-9).
+	Converge *ConvergeWord `json:"converge,omitempty"`
 }
 
 // Assigned is one module on a node.
