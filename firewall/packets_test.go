@@ -2,16 +2,13 @@ package firewall_test
 
 import (
 	"encoding/binary"
-	"fmt"
 	"net"
-	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"mesh/firewall"
-	"mesh/shared/waitfor"
+	"mesh/shared/rule"
 	"mesh/testbus/netlab"
 )
 
@@ -20,151 +17,251 @@ const (
 	soon, never = 5 * time.Second, 400 * time.Millisecond
 )
 
-func TestPackets(t *testing.T) {
-	lab := netlab.New(t)
-	for _, port := range []int{22, 3000, 5432, 8443, 9100} {
-		lab.Host.Serve("tcp", fmt.Sprintf("[::]:%d", port))
-	}
-	for _, port := range []int{5353, 9005, 3000} {
-		for _, host := range []string{"203.0.113.1", "[2001:db8:1::1]", "10.99.0.1"} {
-			lab.Host.Serve("udp", fmt.Sprintf("%s:%d", host, port))
-		}
-	}
-	for _, port := range []int{22, 80, 81} {
-		lab.Container.Serve("tcp", fmt.Sprintf("[::]:%d", port))
-	}
-	lab.Outside.Serve("tcp", "[::]:7000")
-	lab.Outside.Serve("udp", netlab.Outside4+":7000")
-	lab.Peer.Serve("tcp", "[::]:7000")
-	// A container runtime's table: 8080 and 8081 published to ports 80 and 81, 443 redirected.
-	lab.Host.Run(`table inet runtime {
-		chain prerouting {
-			type nat hook prerouting priority -100;
-			fib daddr type local meta nfproto ipv4 tcp dport 8080 dnat ip to 172.30.0.2:80
-			fib daddr type local meta nfproto ipv4 tcp dport 8081 dnat ip to 172.30.0.2:81
-			fib daddr type local meta nfproto ipv6 tcp dport 8080 dnat ip6 to [fd30::2]:80
-			fib daddr type local meta nfproto ipv6 tcp dport 8081 dnat ip6 to [fd30::2]:81
-			tcp dport 443 redirect to :8443
-		}
-		chain postrouting {
-			type nat hook postrouting priority 100;
-			ip saddr 172.30.0.0/24 oifname != "br0" masquerade
-			ip6 saddr fd30::/64 oifname != "br0" masquerade
-		}
-	}`, "nft", "-f", "-")
-	// A second address of the outside, the one that may ask for metrics.
-	lab.Outside.Run("", "ip", "address", "add", "203.0.113.77/24", "dev", "o0")
-	lab.Outside.Run("", "ip", "address", "add", "2001:db8:1::77/64", "dev", "o0", "nodad", "preferred_lft", "0")
-	table := compile(t, firewall.Filter{
-		Outside: []string{netlab.Uplink}, Tunnel: []string{netlab.Tunnel},
-		Allow: append(sample(t).Allow[:7], allow(t, "metrics", "9100/tcp", "203.0.113.77, 2001:db8:1::77")),
-	})
+// way is one way a packet can take: from a space to addresses, one of each family mostly.
+type way struct {
+	what    string
+	from    *netlab.Space
+	source  string // own address to ask from; empty: any
+	network string
+	to      []string
+	before  bool // answered without a table
+	with    bool // answered with it
+}
 
-	type ask struct {
-		from              *netlab.Space
-		network, to, what string
-		ok                bool
+func (w way) ask(to string, limit time.Duration) (err error) {
+	if w.source == "" {
+		return w.from.Ask(w.network, to, limit)
 	}
-	asks := []ask{
-		{lab.Outside, "tcp", "203.0.113.1:22", "outside, declared port", true},
-		{lab.Outside, "tcp", "[2001:db8:1::1]:22", "outside, declared port, v6", true},
-		{lab.Outside, "udp", "203.0.113.1:5353", "outside, declared udp port", true},
-		{lab.Outside, "udp", "[2001:db8:1::1]:9005", "outside, udp port in a declared range, v6", true},
-		{lab.Outside, "tcp", "203.0.113.1:3000", "outside, undeclared port", false},
-		{lab.Outside, "tcp", "[2001:db8:1::1]:3000", "outside, undeclared port, v6", false},
-		{lab.Outside, "udp", "203.0.113.1:3000", "outside, undeclared udp port", false},
-		{lab.Outside, "tcp", "203.0.113.1:8080", "outside, published and declared", true},
-		{lab.Outside, "tcp", "[2001:db8:1::1]:8080", "outside, published and declared, v6", true},
-		{lab.Outside, "tcp", "203.0.113.1:8081", "outside, published, not declared", false},
-		{lab.Outside, "tcp", "[2001:db8:1::1]:8081", "outside, published, not declared, v6", false},
-		{lab.Outside, "tcp", "203.0.113.1:443", "outside, declared and redirected", true},
-		{lab.Outside, "tcp", "203.0.113.1:8443", "outside, where the redirect leads", false},
-		{lab.Outside, "tcp", "203.0.113.1:5432", "outside, a port for the tunnel", false},
-		{lab.Outside, "tcp", "203.0.113.1:9100", "outside, an address not in the set", false},
-		{lab.Outside, "tcp", "[2001:db8:1::1]:9100", "outside, an address not in the set, v6", false},
-		{lab.Outside, "tcp", "172.30.0.2:22", "outside, a container directly", false},
-		{lab.Outside, "tcp", "[fd30::2]:22", "outside, a container directly, v6", false},
-		{lab.Peer, "tcp", "10.99.0.1:5432", "peer, a port for the tunnel", true},
-		{lab.Peer, "tcp", "[fd99::1]:5432", "peer, a port for the tunnel, v6", true},
-		{lab.Peer, "tcp", "10.99.0.1:22", "peer, declared for anywhere", true},
-		{lab.Peer, "tcp", "10.99.0.1:3000", "peer, undeclared port (NET-2)", false},
-		{lab.Peer, "tcp", "[fd99::1]:3000", "peer, undeclared port, v6", false},
-		{lab.Peer, "udp", "10.99.0.1:3000", "peer, undeclared udp port", false},
-		{lab.Peer, "tcp", "10.99.0.1:8080", "peer, published and declared", true},
-		{lab.Peer, "tcp", "172.30.0.2:22", "peer, a container directly", false},
-		{lab.Host, "tcp", "203.0.113.9:7000", "host to outside", true},
-		{lab.Host, "tcp", "[2001:db8:1::9]:7000", "host to outside, v6", true},
-		{lab.Host, "udp", "203.0.113.9:7000", "host to outside, udp", true},
-		{lab.Host, "tcp", "127.0.0.1:3000", "host to itself", true},
-		{lab.Host, "tcp", "203.0.113.1:3000", "host to its public address", true},
-		{lab.Host, "tcp", "172.30.0.2:22", "host to a container", true},
-		{lab.Host, "tcp", "10.99.0.2:7000", "host to a peer", true},
-		{lab.Container, "tcp", "203.0.113.9:7000", "container to outside", true},
-		{lab.Container, "tcp", "[2001:db8:1::9]:7000", "container to outside, v6", true},
-		{lab.Container, "tcp", "10.99.0.2:7000", "container to a peer", true},
-		{lab.Container, "tcp", "172.30.0.1:3000", "container to its host, undeclared", true},
-		{lab.Container, "tcp", "203.0.113.1:3000", "container to its host's public address", true},
+	var c net.Conn
+	w.from.Do(func() {
+		c, err = (&net.Dialer{Timeout: limit, LocalAddr: &net.TCPAddr{IP: net.ParseIP(w.source)}}).Dial(w.network, to)
+	})
+	if err != nil {
+		return err
 	}
-	all := func(when string, want func(ask) bool) {
-		var wg sync.WaitGroup
-		for _, a := range asks {
+	defer c.Close()
+	return netlab.Echo(c, limit)
+}
+
+// goAll asks all ways at once, and says which were answered against what is wanted.
+func goAll(t *testing.T, when string, ways []way, want func(way) bool) {
+	t.Helper()
+	var wg sync.WaitGroup
+	for _, w := range ways {
+		for _, to := range w.to {
 			wg.Go(func() {
 				limit := never
-				if want(a) {
+				if want(w) {
 					limit = soon
 				}
-				if err := a.from.Ask(a.network, a.to, limit); (err == nil) != want(a) {
-					t.Errorf("%s: %s (%s %s): %v, want ok %v", when, a.what, a.network, a.to, err, want(a))
+				if err := w.ask(to, limit); (err == nil) != want(w) {
+					t.Errorf("%s: %s (%s %s): %v, want an answer: %v", when, w.what, w.network, to, err, want(w))
 				}
 			})
 		}
-		wg.Wait()
 	}
-	all("without a filter", func(ask) bool { return true })
-	d := open(t, lab.Host)
-	load(t, d, table)
-	all("with the filter", func(a ask) bool { return a.ok })
+	wg.Wait()
+}
 
-	for _, from := range []string{"203.0.113.77", "2001:db8:1::77"} {
-		var c net.Conn
-		var err error
-		lab.Outside.Do(func() {
-			to := net.JoinHostPort(map[bool]string{true: netlab.HostOutside6, false: netlab.HostOutside4}[strings.Contains(from, ":")], "9100")
-			c, err = (&net.Dialer{Timeout: soon, LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}).Dial("tcp", to)
-		})
-		if err != nil {
-			t.Errorf("%s is in the address set: %v", from, err)
-			continue
-		}
-		c.Close()
+// crowd is a host with everything around it: two uplinks, a tunnel, two bridges with containers, and an
+// engine's table that publishes ports of theirs.
+type crowd struct {
+	*netlab.Lab
+	other, second *netlab.Space
+}
+
+func newCrowd(t *testing.T) crowd {
+	lab := netlab.New(t)
+	c := crowd{lab, lab.SecondUplink(), lab.SecondBridge()}
+	for _, port := range []string{"22", "80", "3000", "5432", "8443", "9100"} {
+		c.Host.Serve("tcp", "[::]:"+port)
 	}
+	own := []string{netlab.HostOutside4, netlab.HostOutside6, netlab.Host2Outside4, netlab.Host2Outside6, netlab.HostTunnel4, netlab.HostTunnel6, netlab.HostBridge4, netlab.HostBridge6}
+	for _, port := range []string{"3000", "5353", "9005", "5433"} {
+		for _, host := range own { // answers of a socket on :: leave from another address
+			c.Host.Serve("udp", net.JoinHostPort(host, port))
+		}
+	}
+	for _, port := range []string{"22", "80", "81", "5354", "5355"} {
+		c.Container.Serve("tcp", "[::]:"+port)
+		c.second.Serve("tcp", "[::]:"+port)
+		for _, host := range []string{netlab.Container4, netlab.Container6} {
+			c.Container.Serve("udp", net.JoinHostPort(host, port))
+		}
+	}
+	for s, addresses := range map[*netlab.Space][]string{
+		c.Outside: {netlab.Outside4, netlab.Outside6}, c.other: {netlab.Other4, netlab.Other6}, c.Peer: {netlab.Peer4, netlab.Peer6},
+	} {
+		s.Serve("tcp", "[::]:7000")
+		for _, a := range addresses {
+			s.Serve("udp", net.JoinHostPort(a, "7000"))
+		}
+	}
+	c.Host.Proxy("[::]:8083", net.JoinHostPort(netlab.Container4, "80"))
+	c.Host.Proxy("[::]:8084", net.JoinHostPort(netlab.Container4, "80"))
+	c.Host.Run(engine, "nft", "-f", "-")
+	c.Host.Run("", "ip", "link", "set", "vethc", "type", "bridge_slave", "hairpin", "on") // back where it came from
+	// A second address of the outside, the one that may ask for metrics.
+	c.Outside.Run("", "ip", "address", "add", "203.0.113.77/24", "dev", "o0")
+	c.Outside.Run("", "ip", "address", "add", "2001:db8:1::77/64", "dev", "o0", "nodad", "preferred_lft", "0")
+	return c
+}
+
+// engine is what a container engine writes: 8080 and 8081 published to ports 80 and 81 of a container, 8090
+// to one on the other bridge, two ports of UDP, and 443 redirected.
+const engine = `table inet engine {
+	map tcp4 { type inet_service : ipv4_addr . inet_service; elements = { 8080 : 172.30.0.2 . 80, 8081 : 172.30.0.2 . 81, 8090 : 172.31.0.2 . 80 }; }
+	map tcp6 { type inet_service : ipv6_addr . inet_service; elements = { 8080 : fd30::2 . 80, 8081 : fd30::2 . 81, 8090 : fd31::2 . 80 }; }
+	chain publish {
+		fib daddr type != local return
+		meta nfproto ipv4 meta l4proto tcp dnat ip to tcp dport map @tcp4
+		meta nfproto ipv6 meta l4proto tcp dnat ip6 to tcp dport map @tcp6
+		meta nfproto ipv4 udp dport { 5354, 5355 } dnat ip to 172.30.0.2
+		meta nfproto ipv6 udp dport { 5354, 5355 } dnat ip6 to fd30::2
+	}
+	chain prerouting {
+		type nat hook prerouting priority -100;
+		jump publish
+		tcp dport 443 redirect to :8443
+	}
+	chain output {
+		type nat hook output priority -100;
+		jump publish
+	}
+	chain postrouting {
+		type nat hook postrouting priority 100;
+		ip saddr 172.30.0.0/24 oifname != "br0" masquerade
+		ip6 saddr fd30::/64 oifname != "br0" masquerade
+		ip saddr 172.31.0.0/24 oifname != "br1" masquerade
+		ip6 saddr fd31::/64 oifname != "br1" masquerade
+		ip saddr 172.30.0.0/24 ip daddr 172.30.0.2 masquerade
+		ip6 saddr fd30::/64 ip6 daddr fd30::2 masquerade
+	}
+}`
+
+// filter is what the host of a crowd declares.
+func (c crowd) filter(t testing.TB) firewall.Filter {
+	return firewall.Filter{
+		Outside: []string{netlab.Uplink, netlab.Uplink2}, Tunnel: []string{netlab.Tunnel},
+		Allow: []rule.Allow{
+			allow(t, "admin", "22/tcp", "anywhere"), allow(t, "web", "443/tcp", "anywhere"), allow(t, "web", "8080/tcp", "anywhere"), allow(t, "web", "8090/tcp", "anywhere"),
+			allow(t, "proxied", "8083/tcp", "anywhere"), allow(t, "voice", "5353-5354/udp", "anywhere"), allow(t, "voice", "9000-9010/udp", "anywhere"),
+			allow(t, "db", "5432/tcp", "tunnel"), allow(t, "db", "5433/udp", "tunnel"), allow(t, "metrics", "9100/tcp", "203.0.113.77, 2001:db8:1::77"),
+		},
+	}
+}
+
+// ways are the ways of facts of the field, each for IPv4 and IPv6.
+func (c crowd) ways() []way {
+	uplink := func(port string) []string { return netlab.Both(netlab.HostOutside4, netlab.HostOutside6, port) }
+	uplink2 := func(port string) []string { return netlab.Both(netlab.Host2Outside4, netlab.Host2Outside6, port) }
+	tunnel := func(port string) []string { return netlab.Both(netlab.HostTunnel4, netlab.HostTunnel6, port) }
+	gateway := func(port string) []string { return netlab.Both(netlab.HostBridge4, netlab.HostBridge6, port) }
+	container := func(port string) []string { return netlab.Both(netlab.Container4, netlab.Container6, port) }
+	second := func(port string) []string { return netlab.Both(netlab.Container24, netlab.Container26, port) }
+	outside := func(port string) []string { return netlab.Both(netlab.Outside4, netlab.Outside6, port) }
+	other := func(port string) []string { return netlab.Both(netlab.Other4, netlab.Other6, port) }
+	peer := func(port string) []string { return netlab.Both(netlab.Peer4, netlab.Peer6, port) }
+	return []way{
+		{"outside to a declared port", c.Outside, "", "tcp", uplink("22"), true, true},
+		{"outside over the second uplink to a declared port", c.other, "", "tcp", uplink2("22"), true, true},
+		{"outside to a declared port of UDP", c.Outside, "", "udp", uplink("5353"), true, true},
+		{"outside over the second uplink to a declared port of UDP", c.other, "", "udp", uplink2("5353"), true, true},
+		{"outside to a port in a declared range", c.Outside, "", "udp", uplink("9005"), true, true},
+		{"outside to an undeclared port", c.Outside, "", "tcp", uplink("3000"), true, false},
+		{"outside over the second uplink to an undeclared port", c.other, "", "tcp", uplink2("3000"), true, false},
+		{"outside to an undeclared port of UDP", c.Outside, "", "udp", uplink("3000"), true, false},
+		{"outside to a port published by DNAT, declared", c.Outside, "", "tcp", uplink("8080"), true, true},
+		{"outside over the second uplink to it", c.other, "", "tcp", uplink2("8080"), true, true},
+		{"outside to a port published by DNAT, not declared", c.Outside, "", "tcp", uplink("8081"), true, false},
+		{"outside to the port behind the published one", c.Outside, "", "tcp", uplink("80"), true, false},
+		{"outside to a port of UDP published, declared", c.Outside, "", "udp", uplink("5354"), true, true},
+		{"outside to a port of UDP published, not declared", c.Outside, "", "udp", uplink("5355"), true, false},
+		{"outside to a userland proxy, declared", c.Outside, "", "tcp", uplink("8083"), true, true},
+		{"outside to a userland proxy, not declared", c.Outside, "", "tcp", uplink("8084"), true, false},
+		{"outside to a port redirected, declared", c.Outside, "", "tcp", uplink("443"), true, true},
+		{"outside to where the redirect leads", c.Outside, "", "tcp", uplink("8443"), true, false},
+		{"outside to a port for the tunnel", c.Outside, "", "tcp", uplink("5432"), true, false},
+		{"outside to a port of UDP for the tunnel", c.Outside, "", "udp", uplink("5433"), true, false},
+		{"outside from an address of the set", c.Outside, "203.0.113.77", "tcp", uplink("9100")[:1], true, true},
+		{"outside from an address of the set, IPv6", c.Outside, "2001:db8:1::77", "tcp", uplink("9100")[1:], true, true},
+		{"outside from an address not in the set", c.Outside, "", "tcp", uplink("9100"), true, false},
+		{"outside to a container directly", c.Outside, "", "tcp", container("22"), true, false},
+		{"outside to a container's published port directly", c.Outside, "", "tcp", container("80"), true, false},
+		{"outside to a container on the other bridge directly", c.Outside, "", "tcp", second("22"), true, false},
+		{"one uplink through the host to the other (forwarding)", c.other, "", "tcp", outside("7000"), true, false},
+		{"one uplink through the host to the other, UDP", c.other, "", "udp", outside("7000"), true, false},
+		{"one uplink through the host to the tunnel", c.other, "", "tcp", peer("7000"), true, false},
+
+		{"peer to a port for the tunnel", c.Peer, "", "tcp", tunnel("5432"), true, true},
+		{"peer to a port of UDP for the tunnel", c.Peer, "", "udp", tunnel("5433"), true, true},
+		{"peer to a port declared for anywhere", c.Peer, "", "tcp", tunnel("22"), true, true},
+		{"peer to an undeclared port (NET-2)", c.Peer, "", "tcp", tunnel("3000"), true, false},
+		{"peer to an undeclared port of UDP", c.Peer, "", "udp", tunnel("3000"), true, false},
+		{"peer to a published and declared port", c.Peer, "", "tcp", tunnel("8080"), true, true},
+		{"peer to a published and undeclared port", c.Peer, "", "tcp", tunnel("8081"), true, false},
+		{"peer to a container directly", c.Peer, "", "tcp", container("22"), true, false},
+
+		{"host to outside", c.Host, "", "tcp", outside("7000"), true, true},
+		{"host to outside, UDP", c.Host, "", "udp", outside("7000"), true, true},
+		{"host over its second uplink", c.Host, "", "tcp", other("7000"), true, true},
+		{"host to a peer", c.Host, "", "tcp", peer("7000"), true, true},
+		{"host to itself", c.Host, "", "tcp", []string{"127.0.0.1:3000", "[::1]:3000"}, true, true},
+		{"host to its public address", c.Host, "", "tcp", uplink("3000"), true, true},
+		{"host to its own published port", c.Host, "", "tcp", uplink("8080"), true, true},
+		{"host to a container", c.Host, "", "tcp", container("22"), true, true},
+
+		{"container to outside", c.Container, "", "tcp", outside("7000"), true, true},
+		{"container to outside, UDP", c.Container, "", "udp", outside("7000"), true, true},
+		{"container over the second uplink", c.Container, "", "tcp", other("7000"), true, true},
+		{"container to a peer", c.Container, "", "tcp", peer("7000"), true, true},
+		{"container to its host, undeclared port", c.Container, "", "tcp", gateway("3000"), true, true},
+		{"container to its host, undeclared port of UDP", c.Container, "", "udp", gateway("3000"), true, true},
+		{"container to its host's public address", c.Container, "", "tcp", uplink("3000"), true, true},
+		{"container to a container on the other bridge", c.Container, "", "tcp", second("22"), true, true},
+		{"container to a neighbour's port through the host's public address (hairpin)", c.Container, "", "tcp", uplink("8090"), true, true},
+		{"container to its own port through the host's public address (hairpin)", c.Container, "", "tcp", uplink("8080"), true, true},
+		{"container to an undeclared published port (hairpin)", c.second, "", "tcp", uplink("8081"), true, true},
+	}
+}
+
+// NET-1, NET-2, NET-4: every way, IPv4 and IPv6, without a table, with it, and after the engine wrote its
+// own anew.
+func TestWays(t *testing.T) {
+	c := newCrowd(t)
+	ways := c.ways()
+	goAll(t, "without a table", ways, func(w way) bool { return w.before })
+	d := open(t, c.Host)
+	load(t, d, compile(t, c.filter(t)))
+	goAll(t, "with the table", ways, func(w way) bool { return w.with })
+	c.Host.Run("delete table inet engine\n"+engine, "nft", "-f", "-")
+	goAll(t, "after the engine wrote its table anew", ways, func(w way) bool { return w.with })
 	for network, to := range map[string]string{"ip4:icmp": netlab.HostOutside4, "ip6:ipv6-icmp": netlab.HostOutside6} {
-		if err := ping(lab.Outside, network, to); err != nil {
+		if err := ping(c.Outside, network, to); err != nil {
 			t.Errorf("ping %s: %v", to, err)
 		}
 	}
 
 	// A raw table that keeps packets from being tracked leaves declared ports open, others closed.
-	lab.Host.Run(`table inet raw {
+	c.Host.Run(`table inet raw {
 		chain prerouting { type filter hook prerouting priority -300; iifname "up0" tcp dport { 22, 3000 } notrack; }
 		chain output { type filter hook output priority -300; oifname "up0" tcp sport { 22, 3000 } notrack; }
 	}`, "nft", "-f", "-")
-	if err := lab.Outside.Ask("tcp", "203.0.113.1:22", soon); err != nil {
-		t.Errorf("untracked, declared: %v", err)
+	untracked := []way{
+		{"untracked, declared", c.Outside, "", "tcp", netlab.Both(netlab.HostOutside4, netlab.HostOutside6, "22"), true, true},
+		{"untracked, not declared", c.Outside, "", "tcp", netlab.Both(netlab.HostOutside4, netlab.HostOutside6, "3000"), true, false},
 	}
-	if err := lab.Outside.Ask("tcp", "203.0.113.1:3000", never); err == nil {
-		t.Error("untracked, not declared: open")
-	}
+	goAll(t, "untracked", untracked, func(w way) bool { return w.with })
 
 	// NET-15: a card plugged in later is outside by its name, before anybody reacts.
-	lab.Host.Run("", "ip", "link", "set", netlab.Uplink, "down")
-	lab.Host.Run("", "ip", "link", "set", netlab.Uplink, "name", "enp7s0")
-	lab.Host.Run("", "ip", "link", "set", "enp7s0", "up")
-	if err := lab.Outside.Ask("tcp", "203.0.113.1:3000", never); err == nil {
+	c.Host.Run("", "ip", "link", "set", netlab.Uplink, "down")
+	c.Host.Run("", "ip", "link", "set", netlab.Uplink, "name", "enp7s0")
+	c.Host.Run("", "ip", "link", "set", "enp7s0", "up")
+	if err := c.Outside.Ask("tcp", "203.0.113.1:3000", never); err == nil {
 		t.Error("an uplink renamed as hardware is open")
 	}
-	if err := lab.Outside.Ask("tcp", "203.0.113.1:9000", never); err == nil {
-		t.Error("a port nobody serves answers")
+	if err := c.Outside.Ask("tcp", "203.0.113.1:22", soon); err != nil {
+		t.Errorf("a declared port over an uplink renamed: %v", err)
 	}
 }
 
@@ -231,144 +328,4 @@ func ping(from *netlab.Space, network, to string) error {
 			return nil
 		}
 	}
-}
-
-// A flow under way before the very first load lives on (NET-6): the warm-up lets conntrack see it.
-func TestFirstLoadCutsNoFlow(t *testing.T) {
-	lab := netlab.New(t)
-	lab.Host.Serve("tcp", "[::]:3000")
-	c, err := lab.Outside.Dial("tcp", "203.0.113.1:3000", soon)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	var packets atomic.Int64
-	stop := make(chan struct{})
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-			}
-			if err := netlab.Echo(c, soon); err != nil {
-				t.Errorf("after %d words the flow ended: %v", packets.Load(), err)
-				return
-			}
-			packets.Add(1)
-		}
-	})
-	d := open(t, lab.Host)
-	loaded := make(chan error, 1)
-	go lab.Host.Do(func() { loaded <- d.Load(t.Context(), compile(t, firewall.Filter{Outside: []string{netlab.Uplink}})) })
-	if err := waitfor.Value(t, "the first load", 10*time.Second, loaded); err != nil {
-		t.Fatal(err)
-	}
-	at := packets.Load()
-	waitfor.True(t, "words after the load", 5*time.Second, func() (bool, any) { return packets.Load() > at+100, packets.Load() })
-	close(stop)
-	wg.Wait()
-	if err := lab.Outside.Ask("tcp", "203.0.113.1:3000", never); err == nil {
-		t.Error("a new flow to the undeclared port is let in")
-	}
-}
-
-// NET-6: while the table is replaced over and over, nothing leaks to a closed port, nothing is
-// lost for an open one, and a flow that stands goes on.
-func TestReplacementsLeakNothing(t *testing.T) {
-	lab := netlab.New(t)
-	var closed, open_, sent atomic.Int64
-	count := func(address string, n *atomic.Int64) {
-		lab.Host.Do(func() {
-			c, err := net.ListenPacket("udp", address)
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			c.(*net.UDPConn).SetReadBuffer(8 << 20)
-			t.Cleanup(func() { c.Close() })
-			go func() {
-				b := make([]byte, 64)
-				for {
-					if _, _, err := c.ReadFrom(b); err != nil {
-						return
-					}
-					n.Add(1)
-				}
-			}()
-		})
-	}
-	count("203.0.113.1:3000", &closed)
-	count("203.0.113.1:5353", &open_)
-	lab.Host.Serve("tcp", "[::]:22")
-	d := open(t, lab.Host)
-	tables := []firewall.Table{
-		compile(t, firewall.Filter{Outside: []string{netlab.Uplink}, Allow: sample(t).Allow}),
-		compile(t, firewall.Filter{Outside: []string{netlab.Uplink, "up1"}, Tunnel: []string{"mesh0"}, Allow: sample(t).Allow[:5]}),
-	}
-	load(t, d, tables[0])
-	flow, err := lab.Outside.Dial("tcp", "203.0.113.1:22", soon)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer flow.Close()
-
-	stop := make(chan struct{})
-	var wg sync.WaitGroup
-	var words, refused int64
-	wg.Go(func() { // the flood: every packet a flow of its own, so that none rides on another's
-		lab.Outside.Do(func() {
-			b := make([]byte, 8)
-			for i := uint64(0); ; i++ {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				for _, port := range []int{3000, 5353} {
-					c, err := net.DialUDP("udp", nil, &net.UDPAddr{IP: net.ParseIP(netlab.HostOutside4), Port: port})
-					if err != nil {
-						refused++
-						continue
-					}
-					binary.BigEndian.PutUint64(b, i)
-					if _, err := c.Write(b); err == nil && port == 5353 {
-						sent.Add(1)
-					}
-					c.Close()
-				}
-			}
-		})
-	})
-	wg.Go(func() {
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-			}
-			if err := netlab.Echo(flow, soon); err != nil {
-				t.Errorf("the flow ended after %d words: %v", words, err)
-				return
-			}
-			words++
-		}
-	})
-	for i := range 400 {
-		load(t, d, tables[i%2])
-	}
-	waitfor.True(t, "a flood worth the name", 30*time.Second, func() (bool, any) {
-		load(t, d, tables[0])
-		return sent.Load() > 10000, sent.Load()
-	})
-	close(stop)
-	wg.Wait()
-	waitfor.True(t, "every packet to the open port", 10*time.Second, func() (bool, any) {
-		return open_.Load() == sent.Load(), fmt.Sprintf("%d of %d", open_.Load(), sent.Load())
-	})
-	if closed.Load() != 0 {
-		t.Errorf("%d packets of about %d leaked to the closed port", closed.Load(), sent.Load())
-	}
-	t.Logf("%d packets to each port, %d words over the flow, none lost or leaked (%d sockets short)", sent.Load(), words, refused)
 }
