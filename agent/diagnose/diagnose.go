@@ -16,7 +16,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"mesh/agent/state"
 	"mesh/shared/clock"
@@ -71,7 +70,7 @@ func Write(ctx context.Context, w io.Writer, c Config) error {
 	a.Commands(ctx, "network.txt", "links, addresses, routes", []string{"ip", "-details", "address"}, []string{"ip", "-4", "route", "show", "table", "all"}, []string{"ip", "-6", "route", "show", "table", "all"}, []string{"ip", "rule"}, []string{"ss", "-tulnp"})
 	a.Commands(ctx, "machine.txt", "disk, memory, load, clock", []string{"df", "-h"}, []string{"df", "-i"}, []string{"free", "-m"}, []string{"uptime"}, []string{"timedatectl"}, []string{"ps", "-o", "pid,rss,etimes,stat,comm", "-C", "mesh-agent"})
 	a.Commands(ctx, "containers.txt", "containers of mesh", []string{"podman", "ps", "--all", "--filter", "label=mesh.module", "--no-trunc"})
-	a.Part(ctx, "folders.txt", "what the agent keeps on disk", func(context.Context) ([]byte, error) { return Tree(filepath.Dir(c.Store)) })
+	a.Part(ctx, "folders.txt", "what the agent keeps on disk", func(context.Context) ([]byte, error) { return diagnosis.Tree(filepath.Dir(c.Store)) })
 	if g.broken != nil {
 		a.Part(ctx, "secrets-not-read.txt", "why not every secret is known by its value", func(context.Context) ([]byte, error) { return nil, g.broken })
 	}
@@ -250,28 +249,4 @@ func (g *gatherer) units(context.Context) ([]byte, error) {
 		fmt.Fprintf(&out, "# %s\n%s\n", f, b)
 	}
 	return out.Bytes(), errors.Join(errs...)
-}
-
-// mostFiles bounds the list of what is on disk.
-const mostFiles = 5000
-
-// Tree lists a folder: sizes, modes and names, no contents.
-func Tree(folder string) ([]byte, error) {
-	var out bytes.Buffer
-	n := 0
-	err := filepath.WalkDir(folder, func(path string, d os.DirEntry, err error) error {
-		if err != nil {
-			fmt.Fprintf(&out, "%s: %v\n", path, err)
-			return nil
-		}
-		if n++; n > mostFiles {
-			fmt.Fprintf(&out, "(more than %d)\n", mostFiles)
-			return filepath.SkipAll
-		}
-		if i, err := d.Info(); err == nil {
-			fmt.Fprintf(&out, "%s %10d %s %s\n", i.Mode(), i.Size(), i.ModTime().UTC().Format("2006-01-02T15:04:05Z"), strings.TrimPrefix(path, folder))
-		}
-		return nil
-	})
-	return out.Bytes(), err
 }

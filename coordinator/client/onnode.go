@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -103,5 +104,36 @@ func (c *Client) Logs(ctx context.Context, n subject.Node, ask engine.LogsAsk, l
 		case <-c.clk.After(pause):
 		}
 		pause = min(2*pause, againMost)
+	}
+}
+
+// gatherBound is how long a machine may take to make an archive.
+const gatherBound = 3 * time.Minute
+
+// Diagnose has n make an archive for a maintainer, and writes it to w as its pieces come (OPS-5).
+func (c *Client) Diagnose(ctx context.Context, n subject.Node, w io.Writer) error {
+	end := c.clk.Now().Add(gatherBound)
+	var ask engine.DiagnoseAsk
+	for {
+		got, err := AskNode[engine.DiagnoseAnswer](ctx, c, subject.NodeEngine, engine.Diagnose, n, ask)
+		if err != nil {
+			return err
+		}
+		ask.Archive = got.Archive
+		if got.Size == 0 { // it is being made
+			if c.clk.Now().After(end) {
+				return fmt.Errorf("%w: %s takes longer than %v to make it", ErrNoAnswer, n, gatherBound)
+			}
+			continue
+		}
+		if _, err := w.Write(got.Data); err != nil {
+			return err
+		}
+		if ask.Offset += int64(len(got.Data)); ask.Offset >= got.Size {
+			return nil
+		}
+		if len(got.Data) == 0 {
+			return fmt.Errorf("the archive of %s ended after %d of %d bytes", n, ask.Offset, got.Size)
+		}
 	}
 }

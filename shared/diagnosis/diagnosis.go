@@ -18,6 +18,7 @@ import (
 	"os"
 	"os/exec"
 	"path"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -229,4 +230,56 @@ func Size(file string) (int64, error) {
 		return 0, err
 	}
 	return st.Size(), nil
+}
+
+// mostFiles bounds the list of what is on disk.
+const mostFiles = 5000
+
+// Tree lists a folder: sizes, modes and names, no contents.
+func Tree(folder string) ([]byte, error) {
+	var out bytes.Buffer
+	n := 0
+	err := filepath.WalkDir(folder, func(path string, d os.DirEntry, err error) error {
+		if err != nil {
+			fmt.Fprintf(&out, "%s: %v\n", path, err)
+			return nil
+		}
+		if n++; n > mostFiles {
+			fmt.Fprintf(&out, "(more than %d)\n", mostFiles)
+			return filepath.SkipAll
+		}
+		if i, err := d.Info(); err == nil {
+			fmt.Fprintf(&out, "%s %10d %s %s\n", i.Mode(), i.Size(), i.ModTime().UTC().Format("2006-01-02T15:04:05Z"), strings.TrimPrefix(path, folder))
+		}
+		return nil
+	})
+	return out.Bytes(), err
+}
+
+// Strings are the strings of the values in a JSON text, such as a credential: to be masked wherever they
+// stand. What is short, or says where something is, is none of them.
+func Strings(text []byte) (out []string) {
+	var v any
+	if json.Unmarshal(text, &v) != nil {
+		return []string{string(text)} // whatever it is
+	}
+	var walk func(name string, v any)
+	walk = func(name string, v any) {
+		switch v := v.(type) {
+		case map[string]any:
+			for k, x := range v {
+				walk(k, x)
+			}
+		case []any:
+			for _, x := range v {
+				walk(name, x)
+			}
+		case string:
+			if SecretName(name) || name == "curve" {
+				out = append(out, v)
+			}
+		}
+	}
+	walk("", v)
+	return out
 }
