@@ -70,7 +70,7 @@ func TestOnlyWhatChangedTravels(t *testing.T) {
 	dir := t.TempDir()
 	layers := make([]string, 5)
 	for n := range layers {
-		layers[n] = noiseText(600<<10, byte(n))
+		layers[n] = images.Noise(600<<10, byte(n))
 	}
 	first := imageModule(t, dir, layers)
 	register := func() controller.RegisterAnswer {
@@ -96,7 +96,7 @@ func TestOnlyWhatChangedTravels(t *testing.T) {
 	}); n > words {
 		t.Errorf("the same again: %d bytes travelled", n)
 	}
-	layers[2] = noiseText(600<<10, 99)
+	layers[2] = images.Noise(600<<10, 99)
 	second := imageModule(t, dir, layers)
 	for _, b := range second {
 		if !slices.Contains(first, b) {
@@ -134,25 +134,14 @@ func TestOnlyWhatChangedTravels(t *testing.T) {
 	}
 }
 
-// noiseText is n bytes that no archive makes smaller.
-func noiseText(n int, seed byte) string {
-	b := make([]byte, n)
-	state := uint64(seed) + 1
-	for i := range b {
-		state = state*6364136223846793005 + 1442695040888963407
-		b[i] = byte(state >> 56)
-	}
-	return string(b)
-}
-
-// Another bytes under the digest of what is to be registered, put there by whom it may: they are found, taken
+// Other bytes under the digest of what is to be registered, put there by whom it may: they are found, taken
 // off, and replaced in the same registration; nobody is ever sent them.
 func TestWrongBytesOnTheBusAreReplaced(t *testing.T) {
 	t.Parallel()
 	m := startMesh(t)
 	c := m.client(t, m.operator)
 	dir := t.TempDir()
-	blobs := imageModule(t, dir, []string{noiseText(600<<10, 7)})
+	blobs := imageModule(t, dir, []string{images.Noise(600<<10, 7)})
 	layer := blobs[2]
 	eve, err := bus.Connect(t.Context(), bus.Options{Bus: m.operator.Bus, Seed: m.operator.Seed, Principal: m.operator.Principal(), Name: "eve", Once: true, Clock: m.clk, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {

@@ -33,6 +33,11 @@ type mesh struct {
 
 func begin(t *testing.T, n int) *mesh {
 	t.Helper()
+	return beginWith(t, n, hosts.Plain)
+}
+
+func beginWith(t *testing.T, n int, f hosts.Flavour) *mesh {
+	t.Helper()
 	source, err := filepath.Abs("../..")
 	if err != nil {
 		t.Fatal(err)
@@ -40,7 +45,7 @@ func begin(t *testing.T, n int) *mesh {
 	m := &mesh{&story.Story{Source: source, Bin: t.TempDir()}, t}
 	m.must(story.BuildPrograms(t.Context(), source, m.Bin))
 	m.must(story.BuildHello(t.Context(), source))
-	m.Bed = hosts.New(t, n)
+	m.Bed = hosts.NewWith(t, n, f)
 	m.must(m.Deliver(t.Context()))
 	t.Cleanup(func() {
 		if t.Failed() {

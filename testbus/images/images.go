@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -27,8 +28,15 @@ type Image struct {
 	Arch string // "amd64" when it is empty
 	// Layers are from the lowest to the topmost.
 	Layers []Layer
-	// Command is what a container of it runs.
-	Command []string
+	// Entrypoint and Command are what a container of it runs.
+	Entrypoint, Command []string
+}
+
+// Noise is n bytes that nothing packs smaller, the same ones for a seed.
+func Noise(n int, seed byte) string {
+	b := make([]byte, n)
+	_, _ = rand.NewChaCha8([32]byte{seed}).Read(b) // it never fails
+	return string(b)
 }
 
 type descriptor struct {
@@ -102,7 +110,7 @@ func (i *Image) write(put func([]byte) (string, error)) (digests []string, manif
 		digests = append(digests, digest)
 	}
 	config, err := json.Marshal(map[string]any{"architecture": i.Arch, "os": "linux", "created": "2020-01-01T00:00:00Z",
-		"config": map[string]any{"Cmd": i.Command}, "rootfs": map[string]any{"type": "layers", "diff_ids": diffs}})
+		"config": map[string]any{"Entrypoint": i.Entrypoint, "Cmd": i.Command}, "rootfs": map[string]any{"type": "layers", "diff_ids": diffs}})
 	if err != nil {
 		return nil, manifest, err
 	}
