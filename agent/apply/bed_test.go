@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -49,6 +50,7 @@ type bed struct {
 	workers int
 	point   func(string)
 	fetched func(a declaration.Artifact, from int) error // before a fetch; nil: all is well
+	podman  sync.Mutex                                   // one of its commands at a time
 	chunk   func()                                       // before each chunk that comes; nil for nothing
 }
 

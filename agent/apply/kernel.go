@@ -3,7 +3,9 @@ package apply
 import (
 	"context"
 	"fmt"
+	"os"
 	"path"
+	"path/filepath"
 	"strings"
 
 	"mesh/shared/refusal"
@@ -12,8 +14,6 @@ import (
 const (
 	sysctls = "/proc/sys"
 	modules = "/sys/module"
-	// maxSysctl bounds what is read of a kernel setting.
-	maxSysctl = 64 << 10
 )
 
 // sysctlPath is the file of a setting by its name with dots, in which a slash stands for a dot in a name
@@ -24,7 +24,8 @@ func sysctlPath(key string) string {
 
 // sysctlNow is what the setting is, with single blanks between its fields; ok is false when the kernel has none.
 func (e *Engine) sysctlNow(key string) (value string, ok bool) {
-	b, err := e.root.Read(sysctlPath(key), maxSysctl)
+	// In one read: the kernel gives nothing more to a second one (proc_dointvec in kernel/sysctl.c).
+	b, err := os.ReadFile(filepath.Join(e.root.Path(), sysctlPath(key)))
 	return strings.Join(strings.Fields(string(b)), " "), err == nil
 }
 

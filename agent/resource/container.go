@@ -93,7 +93,7 @@ func (e *expander) replaced(names []string) (units []string) {
 // uses are the ids of what has to stand still while it is made anew.
 func (e *expander) uses(c manifest.Container) (ids []string) {
 	for _, n := range c.Networks {
-		if _, ours := e.filled.Run.Networks[n]; ours {
+		if net, ours := e.filled.Run.Networks[n]; ours && !net.External {
 			ids = append(ids, ID(KindNetwork, e.filled.NetworkName(n)))
 		}
 	}
@@ -195,7 +195,7 @@ func (e *expander) runWords(name string, c manifest.Container, image *Image) []s
 		}
 		add("network", n)
 	}
-	if len(e.uses(manifest.Container{Networks: c.Networks})) > 0 { // the others find it by its name in the manifest
+	if len(c.Networks) > 0 && len(e.filled.Run.Networks) > 0 && !slices.Contains([]string{manifest.HostNetwork, manifest.NoNetwork}, c.Networks[0]) { // the others find it by its name in the manifest
 		add("network-alias", name)
 	}
 	for _, k := range slices.Sorted(maps.Keys(c.Labels)) {
