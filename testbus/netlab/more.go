@@ -3,9 +3,8 @@ package netlab
 import (
 	"io"
 	"net"
-	"net/netip"
 	"os"
-	"strings"
+	"slices"
 	"sync"
 
 	"github.com/vishvananda/netlink"
@@ -18,10 +17,10 @@ const (
 	Host2Outside4, Host2Outside6 = "198.51.100.1", "2001:db8:2::1"
 	Other4, Other6               = "198.51.100.9", "2001:db8:2::9"
 
-	Bridge2                        = "br1"
-	Host2Bridge4, Host2Bridge6     = "172.31.0.1", "fd31::1"
-	Container24, Container26       = "172.31.0.2", "fd31::2"
-	containers24, containers26     = "172.31.0.0/24", "fd31::/64"
+	Bridge2                    = "br1"
+	Host2Bridge4, Host2Bridge6 = "172.31.0.1", "fd31::1"
+	Container24, Container26   = "172.31.0.2", "fd31::2"
+	containers24, containers26 = "172.31.0.0/24", "fd31::/64"
 )
 
 // SecondUplink gives the host another link to the outside, with a space at its end. Answers leave over the
@@ -133,9 +132,9 @@ func (s *Space) Tun(name string, addresses ...string) *os.File {
 	return file
 }
 
-// Inject puts an IP packet on a link, as the machine at its other end would have sent it; near is that
-// other end's own link. Nothing checks its addresses: they may be anybody's.
-func (s *Space) Inject(near string, packet []byte, to *Space, far string) {
+// Inject puts IP packets on a link, as the machine at its other end would have sent them; near is that
+// other end's own link. Nothing checks their addresses: they may be anybody's.
+func (s *Space) Inject(near string, to *Space, far string, packets ...[]byte) {
 	s.t.Helper()
 	var destination []byte
 	to.Do(func() {
@@ -146,27 +145,21 @@ func (s *Space) Inject(near string, packet []byte, to *Space, far string) {
 	s.Do(func() {
 		l, err := netlink.LinkByName(near)
 		must(s.t, err)
-		typ := []byte{0x08, 0x00}
-		if packet[0]>>4 == 6 {
-			typ = []byte{0x86, 0xdd}
-		}
 		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
 		must(s.t, err)
 		defer unix.Close(fd)
-		frame := append(append(append(append([]byte{}, destination...), l.Attrs().HardwareAddr...), typ...), packet...)
-		must(s.t, unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: l.Attrs().Index}))
+		for _, packet := range packets {
+			typ := []byte{0x08, 0x00}
+			if packet[0]>>4 == 6 {
+				typ = []byte{0x86, 0xdd}
+			}
+			frame := slices.Concat(destination, l.Attrs().HardwareAddr, typ, packet)
+			must(s.t, unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: l.Attrs().Index}))
+		}
 	})
 }
 
 // Both writes a port of an address of each family, as a dialler takes it.
 func Both(four, six, port string) []string {
 	return []string{net.JoinHostPort(four, port), net.JoinHostPort(six, port)}
-}
-
-// Family is the network of an address, such as "ip4".
-func Family(address string) string {
-	if a, err := netip.ParseAddr(strings.Trim(address, "[]")); err == nil && a.Is4() {
-		return "ip4"
-	}
-	return "ip6"
 }
