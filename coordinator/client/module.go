@@ -60,6 +60,12 @@ func Built(dir string, m *manifest.Manifest) error {
 		return nil
 	}
 	out := filepath.Join(dir, m.Build.Bundle.Output)
+	if m.Holds(manifest.NodeEngine) {
+		program := filepath.Join(out, manifest.AgentProgram)
+		if st, err := os.Stat(program); err != nil || !st.Mode().IsRegular() || st.Mode()&0o111 == 0 {
+			return refusal.New("the bundle of "+string(m.Module), "it is an agent's, and "+program+" is no program", "put the agent of the release there, and let it be run: chmod +x")
+		}
+	}
 	if st, err := os.Stat(out); err != nil || !st.IsDir() {
 		return refusal.New("the bundle of "+string(m.Module), "it is the folder "+out+", and there is none", "build it first, or correct build.bundle.output in "+filepath.Join(dir, ManifestFile))
 	}

@@ -26,6 +26,7 @@ func (m *Manifest) Check() error {
 	c.names()
 	c.bundle()
 	c.images()
+	c.seats()
 	for _, name := range slices.Sorted(maps.Keys(m.Run.Processes)) {
 		c.process(name, m.Run.Processes[name])
 	}
@@ -208,6 +209,19 @@ func (c *checker) images() {
 		if from := c.m.Build.Images[name].From; from != "" && !inside(from) {
 			c.say(Join(Join("build.images", name), "from"), "%q: expected a file or folder below the one of module.yaml, such as dist/image.tar", clip(from))
 		}
+	}
+}
+
+func (c *checker) seats() {
+	seen := map[Claim]bool{}
+	for i, seat := range c.m.Seats.Claims {
+		if seen[seat] {
+			c.say(Index("seats.claims", i), "%s is claimed twice", seat)
+		}
+		seen[seat] = true
+	}
+	if c.m.Holds(NodeEngine) && c.m.Build.Bundle == nil {
+		c.say("seats.claims", "%s takes a bundle with %s in it; add build.bundle", NodeEngine, AgentProgram)
 	}
 }
 

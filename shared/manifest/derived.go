@@ -30,6 +30,12 @@ func (m Mode) Bits(fallback uint32) uint32 {
 	return uint32(n)
 }
 
+// AgentProgram is the agent in the bundle of a module that holds the seat node-engine.
+const AgentProgram = "bin/mesh-agent"
+
+// Holds reports whether the module holds the seat.
+func (m *Manifest) Holds(seat Claim) bool { return slices.Contains(m.Seats.Claims, seat) }
+
 // Built is the word by which a container names an image of its own module's.
 const Built = "built"
 
@@ -94,6 +100,9 @@ func (m *Manifest) Claims() []string {
 	all = append(all, m.thingClaims()...)
 	for _, name := range m.UnitNames() {
 		all = append(all, "unit "+name)
+	}
+	for _, seat := range m.Seats.Claims {
+		all = append(all, "seat "+string(seat))
 	}
 	slices.Sort(all)
 	return all

@@ -28,6 +28,8 @@ type Manifest struct {
 	Build Build `json:"build,omitzero"`
 	// What runs on a machine.
 	Run Run `json:"run,omitzero"`
+	// The seats of the mesh that the module holds.
+	Seats Seats `json:"seats,omitzero"`
 	// What the machine's packet filter lets in for the module.
 	Firewall Firewall `json:"firewall,omitzero"`
 	// What a machine must be for the module to run there.
@@ -202,6 +204,22 @@ type User struct {
 	// Groups of the machine it belongs to besides its own.
 	Groups []string `json:"groups,omitempty"`
 }
+
+// Seats are roles in the mesh.
+type Seats struct {
+	// The seats that the module holds. `node-engine` is the agent's: the program `bin/mesh-agent` of the
+	// bundle becomes the agent of the machines that the module is assigned to.
+	Claims []Claim `json:"claims,omitempty"`
+}
+
+// Claim is a seat that a module can hold.
+type Claim string
+
+// NodeEngine is the agent's own seat.
+const NodeEngine Claim = "node-engine"
+
+// Words lists the seats that a module can hold.
+func (Claim) Words() []string { return []string{string(NodeEngine)} }
 
 // Firewall is what the packet filter lets in.
 type Firewall struct {

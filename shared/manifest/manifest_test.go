@@ -208,3 +208,19 @@ func FuzzExpand(f *testing.F) {
 		}
 	})
 }
+
+// The agent's own seat takes a bundle to hold the agent, and one module on a machine holds it.
+func TestTheAgentsSeat(t *testing.T) {
+	m := Manifest{Module: "agent", Seats: Seats{Claims: []Claim{NodeEngine}}}
+	if err := m.Check(); err == nil || !strings.Contains(err.Error(), "takes a bundle with bin/mesh-agent") {
+		t.Errorf("without a bundle: %v", err)
+	}
+	m.Build.Bundle = &Bundle{Output: "dist"}
+	if err := m.Check(); err != nil || !m.Holds(NodeEngine) || !slices.Contains(m.Claims(), "seat node-engine") {
+		t.Errorf("%v, claims %v", err, m.Claims())
+	}
+	m.Seats.Claims = append(m.Seats.Claims, NodeEngine, "mesh-controller")
+	if err := m.Check(); err == nil || !strings.Contains(err.Error(), "claimed twice") || !strings.Contains(err.Error(), "expected one of node-engine") {
+		t.Errorf("twice, and another: %v", err)
+	}
+}

@@ -94,7 +94,7 @@ func TestSchema(t *testing.T) {
 	if err := rules.Validate(right); err != nil {
 		t.Errorf("what mesh takes is refused: %v", err)
 	}
-	for _, key := range []string{"seats", "modul", "Module"} {
+	for _, key := range []string{"requires", "modul", "Module"} {
 		wrong := map[string]any{"module": "x", key: "y"}
 		if rules.Validate(wrong) == nil {
 			t.Errorf("the key %s is taken", key)
