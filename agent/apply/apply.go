@@ -177,6 +177,7 @@ type Engine struct {
 	pauses    map[subject.Module]*pause
 	lives     map[string]life // of the units that should run
 	box       *engine.Engine  // the container engine, when one was found
+	boxed     map[string]bool // the declared units that are containers
 	pulls     pulls
 	indexes   map[string]*index       // of the bundles that are there, by folder
 	mended    map[string]time.Time    // when a bundle's folder was put right last

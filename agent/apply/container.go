@@ -107,6 +107,17 @@ func (e *Engine) container() *engine.Engine {
 	return box
 }
 
+// containerUnits are the units among resources that are containers.
+func containerUnits(all []resource.Resource) map[string]bool {
+	out := map[string]bool{}
+	for _, r := range all {
+		if r.Kind == resource.KindUnit && r.Unit.Container != "" {
+			out[r.Unit.Name] = true
+		}
+	}
+	return out
+}
+
 // ofEngine are the kinds that only an engine has.
 func ofEngine(kind resource.Kind) bool {
 	switch kind {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"mesh/agent/host/engine"
 	"mesh/agent/plan"
 	"mesh/agent/resource"
 )
@@ -62,8 +63,12 @@ func (r *run) live(states map[string]plan.Unit) {
 // ended says in words how a unit ended that systemd starts again: the same words while it waits to be
 // started, while it starts and while it runs, until it has proved that it stays.
 func ended(have plan.Unit) string {
-	if have.Active == "failed" {
-		return fmt.Sprintf("it failed (%s, status %d)", have.Result, have.Status)
+	how := fmt.Sprintf("%s, status %d", have.Result, have.Status)
+	if words := engine.Status(have.Status); have.Container && words != "" {
+		how += ": " + words
 	}
-	return fmt.Sprintf("it ended (%s, status %d) and is started again", have.Result, have.Status)
+	if have.Active == "failed" {
+		return "it failed (" + how + ")"
+	}
+	return "it ended (" + how + ") and is started again"
 }

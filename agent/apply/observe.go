@@ -39,6 +39,7 @@ func (e *Engine) look(ctx context.Context, w *work, manifests []manifest.Manifes
 			return s.Open(e.cfg.Curve, e.cfg.Node, m, key)
 		},
 	})
+	e.boxed = containerUnits(w.resources)
 	if err := e.observe(ctx, w); err != nil {
 		return err
 	}
@@ -236,7 +237,9 @@ func (e *Engine) units(ctx context.Context, names []string) (map[string]plan.Uni
 	}
 	out := make(map[string]plan.Unit, len(states))
 	for name, s := range states {
-		out[name] = planUnit(s)
+		u := planUnit(s)
+		u.Container = e.boxed[name]
+		out[name] = u
 	}
 	return out, nil
 }

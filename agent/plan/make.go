@@ -223,8 +223,11 @@ func (p *planner) what(r *resource.Resource) string {
 func (p *planner) held(r *resource.Resource, st file.State) error {
 	facts := fmt.Sprintf("%s, %s, changed %s", p.userName(st.UID), octal(st.Mode), time.Unix(0, st.Mtime).UTC().Format("2006-01-02 15:04 UTC"))
 	like := file.File
-	if r.Kind == resource.KindDir {
+	switch r.Kind {
+	case resource.KindDir:
 		like = file.Dir
+	case resource.KindLink:
+		like = file.Symlink
 	}
 	if id := resource.ID(resource.KindDir, name(r.ID)); st.Kind == file.Dir && r.Kind == resource.KindFile && p.leaves(id) {
 		return refusal.New(p.what(r), "the folder that was declared there is not gone yet", "push the module without both once, so that the folder goes; then declare the file")

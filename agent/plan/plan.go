@@ -142,6 +142,8 @@ type Unit struct {
 	Status int
 	// Job: systemd has something to do with it that is not over, such as a start that waits.
 	Job bool
+	// Container: its main program is a container engine's, whose exit statuses from 125 on are its own words.
+	Container bool
 	// DropIns are files beside its own that change it.
 	DropIns []string
 }

@@ -208,7 +208,7 @@ func (p *planner) image(r *resource.Resource) {
 	case p.in.Observed.NoEngine:
 		p.noEngine(r)
 	case p.in.Observed.Images[r.ID]:
-		p.inOrder(r, true)
+		p.inOrder(r, p.made(r.ID))
 	default:
 		p.act(Pull, r, missing(p.drifted(r)), true)
 	}
@@ -295,7 +295,7 @@ func (p *planner) images(wanted []resource.Resource) {
 			keep = current[m]
 		}
 		for _, row := range rows[min(keep, len(rows)):] {
-			if using[ImageWord(row.ID)] > 0 {
+			if !row.Made || using[ImageWord(row.ID)] > 0 {
 				p.out.Forget = append(p.out.Forget, row.ID)
 				continue
 			}

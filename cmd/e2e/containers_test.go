@@ -186,7 +186,6 @@ func containerRests(b *boxes) {
 	}
 	before := count()
 	b.coordinator("push", "--all", "--why", "again")
-	b.on(1, "systemctl", "kill", "-s", "SIGHUP", "--kill-whom=main", "mesh-agent.service") // whatever it means to it
 	b.well(1)
 	if after := count(); after != before {
 		b.t.Errorf("the engine was at work: %q before, %q after", before, after)

@@ -18,7 +18,7 @@ const (
 func (e *Engine) failed(args []string, exit int, out string) error {
 	what := string(e.kind) + " " + strings.Join(args, " ")
 	last := lastLine(out)
-	why, do := Explain(exit, out)
+	why, do := Explain(out)
 	if why == "" {
 		why, do = fmt.Sprintf("it ended with status %d: %s", exit, last), "look at the machine; it is tried again by itself"
 	}
@@ -38,6 +38,7 @@ var faults = [...]struct {
 		"the engine's daemon does not answer", "systemctl start docker, and see journalctl -u docker"},
 	{[]string{"image not known", "no such image", "unable to find image", "does not resolve to an image"},
 		"the engine has no such image any more", "it is fetched again by itself; if it does not come, see whether the registry has it"},
+	{[]string{"unable to find network", "network not found"}, "a network it is on is not there", "declare it under run.networks, or make it"},
 	{[]string{"manifest unknown", "name unknown", "repository does not exist", "requested access to the resource is denied", "unauthorized"},
 		"the registry does not have it, or gives it to nobody", "check name and digest of the image, and log the machine in where a registry asks for it"},
 	{[]string{"no such host", "dial tcp", "connection refused", "i/o timeout", "tls handshake", "network is unreachable", "temporary failure in name resolution"},
@@ -48,9 +49,9 @@ var faults = [...]struct {
 	{[]string{"permission denied", "operation not permitted"}, "the kernel or a security module forbids it", "see dmesg and the journal of the unit"},
 }
 
-// Explain says in words what a status and the words of an engine mean, and what to do; empty when nothing
-// better is known than the words themselves.
-func Explain(exit int, out string) (why, do string) {
+// Explain says what the words of an engine mean, and what to do; empty when nothing better is known than the
+// words themselves.
+func Explain(out string) (why, do string) {
 	low := strings.ToLower(out)
 	for _, f := range faults {
 		for _, w := range f.words {
@@ -59,13 +60,20 @@ func Explain(exit int, out string) (why, do string) {
 			}
 		}
 	}
-	switch exit {
-	case ExitNoStart:
-		return "the program in the container cannot be started, or a port it publishes is in use", "see the journal of the unit"
-	case ExitNoWord:
-		return "the program is not in the image", "check command and entrypoint of the container"
-	}
 	return "", ""
+}
+
+// Status says in words what one of the engine's own exit statuses means; empty for a program's.
+func Status(exit int) string {
+	switch exit {
+	case ExitEngine:
+		return "the engine could not make it"
+	case ExitNoStart:
+		return "its program cannot be started, or a port it publishes is in use"
+	case ExitNoWord:
+		return "its program is not in the image"
+	}
+	return ""
 }
 
 // absent and inUse know the two answers that are no failure of a removal.
