@@ -83,8 +83,12 @@ func TestPushedAgainIsAnsweredAndCommitsNothing(t *testing.T) {
 	r := newRig(t).start()
 	signed := r.sign(3, mod("notes", "one", "web"))
 	r.push(signed)
+	r.applied(3)
+	r.push(signed) // what was staged is written with the first pass that has nothing to say
 	first := r.applied(3)
 	r.shows("an empty outbox", func(d show.Document) bool { return d.Declaration.Seq == 3 && d.Outbox.Depth == 0 })
+	r.push(signed)
+	first = r.applied(3)
 	before := r.tables()
 	for i := range 3 {
 		r.push(signed)

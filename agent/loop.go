@@ -208,6 +208,7 @@ func (a *Agent) loop(ctx context.Context, jobs chan<- job, results <-chan done, 
 		case <-a.emptied:
 			a.waits(ctx)
 		case do := <-a.calls:
+			a.remember(ctx)
 			do(&w)
 		case <-t.slow:
 			t.slow = nil
@@ -230,6 +231,7 @@ func (a *Agent) loop(ctx context.Context, jobs chan<- job, results <-chan done, 
 				w.want() // it may have been the bus that it lacked
 			}
 		}
+			a.remember(ctx)
 	}
 }
 
@@ -275,9 +277,8 @@ func (a *Agent) after(ctx context.Context, d done) (sent bool) {
 		}
 	}
 	waits := a.say(ctx, d.job.heard != nil && d.job.heard.Pushed)
-	// With a report the outcome was written in one with it.
-	if err := a.store.Flush(ctx); err != nil && ctx.Err() == nil {
-		a.cfg.Log.Error("what was done could not be remembered; it is tried again", "err", state.Named(err, "to remember what was done"))
+	if !waits {
+		a.remember(ctx)
 	}
 	a.sending = 0
 	if up, _, _ := a.conn.State(); up && waits {
@@ -292,6 +293,14 @@ func (a *Agent) waits(ctx context.Context) {
 	a.sending = 0
 	if a.store.Depth() != a.shown {
 		a.status(ctx)
+	}
+}
+
+// remember writes what waits in the store's memory: an outcome, and a report that is not with the bus after a
+// while. Where all goes well the next write takes it along.
+func (a *Agent) remember(ctx context.Context) {
+	if err := a.store.Flush(ctx); err != nil && ctx.Err() == nil {
+		a.cfg.Log.Error("what was done could not be remembered; it is tried again", "err", state.Named(err, "to remember what was done"))
 	}
 }
 

@@ -46,7 +46,11 @@ func (a *Agent) report(ctx context.Context) (waits bool, err error) {
 	}
 	o := state.Out{Subject: subject.Report(a.node), Kind: state.KindReport, Body: b}
 	if isNews {
-		if _, err := a.store.Put(ctx, o); err != nil {
+		put := a.store.Put
+		if up, _, _ := a.conn.State(); up && len(r.Drift) == 0 { // all it says can be looked up again
+			put = a.store.Offer
+		}
+		if _, err := put(ctx, o); err != nil {
 			return false, err
 		}
 		a.link.Kick()

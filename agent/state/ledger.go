@@ -181,15 +181,26 @@ func (w *staged) add(b Batch, now time.Time) {
 	}
 }
 
-// flush holds mu.
+// flush writes what is staged and what is offered. It holds mu.
 func (s *Store) flush(ctx context.Context) error {
-	if s.staged == nil {
+	if s.staged == nil && s.offered == nil {
 		return nil
 	}
-	if err := s.db().WriteLazy(ctx, func(tx *sql.Tx) error { return s.putStaged(ctx, tx) }); err != nil {
+	o := s.offered
+	err := s.db().WriteLazy(ctx, func(tx *sql.Tx) error {
+		if err := s.putStaged(ctx, tx); err != nil || o == nil {
+			return err
+		}
+		return insertOut(ctx, tx, o)
+	})
+	if err != nil {
 		return fmt.Errorf("write the outcome: %w", err)
 	}
-	s.staged = nil
+	if s.staged = nil; o != nil {
+		s.offered = nil
+		s.rows, s.bytes = s.rows+1, s.bytes+int64(len(o.Body))
+		s.mirrorOut(*o, true)
+	}
 	return nil
 }
 

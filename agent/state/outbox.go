@@ -43,16 +43,62 @@ const (
 // Put appends a message, lazily, and returns it with its id. Over the bounds the oldest superseded
 // reports leave first, then the oldest of all; what left is counted (Dropped). The newest message stays.
 func (s *Store) Put(ctx context.Context, o Out) (Out, error) {
+	if err := s.stamp(&o); err != nil {
+		return Out{}, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.offered != nil { // it comes before
+		if err := s.flush(ctx); err != nil {
+			return Out{}, err
+		}
+	}
+	return s.put(ctx, o)
+}
+
+// Offer is Put for a message that a start after a kill makes again: it waits in memory, with what is staged,
+// and is written by the next write or by Flush, unless it was acknowledged by then. Where something waits
+// already it is Put.
+func (s *Store) Offer(ctx context.Context, o Out) (Out, error) {
+	if err := s.stamp(&o); err != nil {
+		return Out{}, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.rows > 0 || s.offered != nil {
+		if err := s.flush(ctx); err != nil {
+			return Out{}, err
+		}
+		return s.put(ctx, o)
+	}
+	s.offered = &o
+	return o, nil
+}
+
+// stamp gives o what the store gives each message.
+func (s *Store) stamp(o *Out) error {
 	id, err := s.messageID()
 	if err != nil {
-		return Out{}, fmt.Errorf("make a message id: %w", err)
+		return fmt.Errorf("make a message id: %w", err)
 	}
 	o.ID, o.At = id, s.clock.Now().UTC().Truncate(time.Millisecond)
 	if o.Body == nil {
 		o.Body = []byte{}
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	return nil
+}
+
+func insertOut(ctx context.Context, tx *sql.Tx, o *Out) error {
+	res, err := tx.ExecContext(ctx, `INSERT INTO outbox (id, subject, kind, body, at) VALUES (?, ?, ?, ?, ?)`,
+		o.ID, o.Subject, o.Kind, o.Body, o.At.UnixMilli())
+	if err == nil {
+		o.N, err = res.LastInsertId()
+	}
+	return err
+}
+
+// put holds mu; nothing is offered.
+func (s *Store) put(ctx context.Context, o Out) (_ Out, err error) {
 	rows, bytes, dropped := s.rows+1, s.bytes+int64(len(o.Body)), uint64(0)
 	err = s.db().WriteLazy(ctx, func(tx *sql.Tx) error {
 		if err := s.putStaged(ctx, tx); err != nil {
@@ -61,12 +107,7 @@ func (s *Store) Put(ctx context.Context, o Out) (Out, error) {
 		if err := deleteOut(ctx, tx, s.acked); err != nil {
 			return err
 		}
-		res, err := tx.ExecContext(ctx, `INSERT INTO outbox (id, subject, kind, body, at) VALUES (?, ?, ?, ?, ?)`,
-			o.ID, o.Subject, o.Kind, o.Body, o.At.UnixMilli())
-		if err != nil {
-			return err
-		}
-		if o.N, err = res.LastInsertId(); err != nil {
+		if err := insertOut(ctx, tx, &o); err != nil {
 			return err
 		}
 		rows, bytes, dropped, err = shrink(ctx, tx, rows, bytes, o.N)
@@ -76,12 +117,17 @@ func (s *Store) Put(ctx context.Context, o Out) (Out, error) {
 		return Out{}, fmt.Errorf("put a %s into the outbox: %w", o.Kind, err)
 	}
 	s.rows, s.bytes, s.dropped, s.acked, s.staged = rows, bytes, s.dropped+dropped, nil, nil
-	if s.whole = s.whole && dropped == 0 && len(s.waiting) < mirrored; s.whole {
+	s.mirrorOut(o, dropped == 0)
+	return o, nil
+}
+
+// mirrorOut takes a message that was written into the mirror. It holds mu.
+func (s *Store) mirrorOut(o Out, room bool) {
+	if s.whole = s.whole && room && len(s.waiting) < mirrored; s.whole {
 		s.waiting = append(s.waiting, o)
 	} else {
 		s.waiting = nil
 	}
-	return o, nil
 }
 
 func deleteOut(ctx context.Context, tx *sql.Tx, all []Out) error {
@@ -135,6 +181,9 @@ func shrink(ctx context.Context, tx *sql.Tx, rows int, bytes int64, newest int64
 func (s *Store) Next(ctx context.Context, n int) ([]Out, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.offered != nil { // then nothing else waits
+		return []Out{*s.offered}, nil
+	}
 	if s.rows == 0 {
 		return nil, nil
 	}
@@ -159,7 +208,7 @@ func (s *Store) Next(ctx context.Context, n int) ([]Out, error) {
 	return out, nil
 }
 
-// Acked removes messages the bus has acknowledged, by N and ID. It is written lazily: after a power cut they
+// Acked removes messages the bus has acknowledged, by ID, and N where they were written. It is written lazily: after a power cut they
 // are sent again under the same id. A report is taken out of the file with the next write only: one that
 // is sent once more says nothing new, by its number.
 func (s *Store) Acked(ctx context.Context, all ...Out) error {
@@ -167,13 +216,20 @@ func (s *Store) Acked(ctx context.Context, all ...Out) error {
 	defer s.mu.Unlock()
 	now := make([]Out, 0, len(all))
 	for _, o := range all {
+		if s.offered != nil && s.offered.ID == o.ID {
+			s.offered = nil
+			continue
+		}
 		i := slices.IndexFunc(s.waiting, func(w Out) bool { return w.ID == o.ID })
+		if i >= 0 {
+			o.N = s.waiting[i].N
+		}
 		if !s.whole || i >= 0 && s.waiting[i].Kind != KindReport {
 			now = append(now, o)
 			continue
 		}
 		if i >= 0 {
-			s.acked = append(s.acked, Out{N: o.N, ID: o.ID})
+			s.acked = append(s.acked, Out{N: s.waiting[i].N, ID: o.ID})
 			s.takeOut(i)
 		}
 	}
@@ -200,7 +256,7 @@ func (s *Store) ackedNow(ctx context.Context, all []Out) error {
 	err := s.db().WriteLazy(ctx, func(tx *sql.Tx) error {
 		for _, o := range all {
 			var size int64
-			err := tx.QueryRowContext(ctx, `DELETE FROM outbox WHERE n = ? AND id = ? RETURNING length(body)`, o.N, o.ID).Scan(&size)
+			err := tx.QueryRowContext(ctx, `DELETE FROM outbox WHERE (n = ?1 OR ?1 = 0) AND id = ?2 RETURNING length(body)`, o.N, o.ID).Scan(&size)
 			if errors.Is(err, sql.ErrNoRows) {
 				continue // acknowledged before
 			}
@@ -245,6 +301,9 @@ func (s *Store) deleteAcked(ctx context.Context) error {
 func (s *Store) Depth() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.offered != nil {
+		return s.rows + 1
+	}
 	return s.rows
 }
 

@@ -80,6 +80,7 @@ type Store struct {
 	whole    bool
 	acked    []Out   // reports that the bus has, and the file still
 	staged   *staged // outcomes that the mirror has, and the file not yet; nil for none
+	offered  *Out    // a message that waits and is not in the file; nil for none
 	dropped  uint64
 	problems lately[report.Problem]
 	drift    lately[report.Drift]
