@@ -59,6 +59,9 @@ type Machine struct {
 	Filter *filter.Filter
 	// Converge hands the machine's packet filter over, and says what refuses traffic; nil for nobody.
 	Converge *converge.Converger
+	// Exposed says what can be reached from outside other than declared, in sentences; nil when nobody looks.
+	// It is called by one goroutine.
+	Exposed func(context.Context, *declaration.Filter) []string
 	// Changed hints that something on the machine changed and a look is due; nil for none.
 	Changed <-chan struct{}
 	// Events fills Changed until its context ends; nil when nothing does.
@@ -125,6 +128,7 @@ type Agent struct {
 	me      report.Agent
 	profile *report.Profile
 	refuses *report.Refusals
+	exposed []string
 	view    view
 	news    news
 	drift   []report.Drift // found since the last report

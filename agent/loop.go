@@ -37,6 +37,7 @@ type done struct {
 	err     error
 	profile *report.Profile // when it was read anew
 	refuses *report.Refusals
+	exposed []string
 }
 
 // work runs passes one at a time. Whatever may hang on the machine does so here.
@@ -58,6 +59,9 @@ func (a *Agent) work(ctx context.Context, jobs <-chan job, results chan<- done) 
 			}
 			if c := a.machine.Converge; c != nil {
 				d.refuses = c.Refusals(ctx)
+			}
+			if exposed := a.machine.Exposed; exposed != nil {
+				d.exposed = exposed(ctx, a.declaredFilter())
 			}
 			select {
 			case results <- d:
@@ -264,6 +268,7 @@ func (a *Agent) after(ctx context.Context, d done) (sent bool) {
 	if d.profile != nil {
 		a.profile = d.profile
 	}
+	a.exposed = d.exposed
 	if d.refuses != nil {
 		a.refuses = d.refuses
 	}

@@ -11,6 +11,7 @@ import (
 	"mesh/agent/apply"
 	"mesh/agent/boot"
 	"mesh/agent/converge"
+	"mesh/agent/exposure"
 	"mesh/agent/filter"
 	"mesh/agent/host/file"
 	hostlink "mesh/agent/host/link"
@@ -61,6 +62,7 @@ func OnHost(root string, log *slog.Logger) func(context.Context, *state.Store, f
 			closers = append(closers, driver.Close)
 			m.Filter = filter.New(filter.Config{Kernel: driver, Store: s, Boot: boot.New(files), Clock: clk, Log: log, Links: filter.ReadLinks, LinksChanged: relinked, Probe: probe})
 		}
+		m.Exposed = (&exposure.Watch{Root: root, Clock: clk}).Differences
 		m.Converge = converger(s, units, files, m.Filter, log)
 		m.Events = func(ctx context.Context) error {
 			var wg sync.WaitGroup

@@ -123,7 +123,7 @@ func (a *Agent) compose(ctx context.Context) report.Report {
 	}
 	s := a.filterState()
 	r.Uplinks, r.Tunnel = s.Uplinks, strings.Join(s.Tunnel, ",")
-	r.Filter, r.Refusals = filterWords(a.declaredFilter(), s), a.refuses
+	r.Filter, r.Refusals, r.Exposed = filterWords(a.declaredFilter(), s), a.refuses, report.Few(a.exposed)
 	if c := a.machine.Converge; c != nil {
 		r.Converge = c.Status()
 	}

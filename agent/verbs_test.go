@@ -29,7 +29,11 @@ func asker() grant.Principal {
 	for _, v := range engine.Table() {
 		all = append(all, v.Name)
 	}
-	return testbus.NodeAsker("ada", all...)
+	p := testbus.NodeAsker("ada", all...)
+	for _, v := range engine.Prevention() {
+		p.OnNodes = append(p.OnNodes, grant.OnNode{Seat: subject.NodePrevention, Verb: v.Name})
+	}
+	return p
 }
 
 // ask asks n1 and waits until it answers at all.
@@ -125,6 +129,31 @@ func TestTheAgentAnswersItsVerbs(t *testing.T) {
 	}
 }
 
+// NET-11, NET-14: what can be reached, what this machine reaches, and who is banned, over the bus. The rules
+// are those of the machine the test runs on, which it only reads.
+func TestTheAgentAnswersAboutTheOutside(t *testing.T) {
+	r := newRig(t).start()
+	r.report()
+	ada := r.bus.Connect(t, "operator-ada")
+	if e, err := ask[report.Exposure](r, ada, engine.Exposure, controller.Nothing{}); err != nil || e.Why != "" {
+		t.Errorf("exposure: %+v, %v", e, err)
+	}
+	_, err := ask[engine.ProbeAnswer](r, ada, engine.Probe, engine.ProbeAsk{Targets: []string{"127.0.0.1:1"}})
+	if refusal.Of(err) == nil || !strings.Contains(err.Error(), "no address of another machine") {
+		t.Errorf("a probe of itself: %v", err)
+	}
+	var banned engine.BannedAnswer
+	waitfor.True(t, "who is banned", soon, func() (bool, any) {
+		ctx, cancel := context.WithTimeout(t.Context(), soon)
+		defer cancel()
+		err := verb.CallNode(ctx, ada, subject.NodePrevention, engine.Banned, "n1", engine.BannedAsk{}, &banned)
+		return err == nil, err
+	})
+	if banned.Node != "n1" || banned.Bans == nil {
+		t.Errorf("banned: %+v", banned)
+	}
+}
+
 // Discovery is answered in the NATS services format (SEA-8), across the accounts.
 func TestTheAgentAnswersDiscovery(t *testing.T) {
 	r := newRig(t).start()
@@ -148,11 +177,11 @@ func TestTheAgentAnswersDiscovery(t *testing.T) {
 			}
 		}
 		find("INFO", &info)
-		if info.Name != "node-engine" || info.ID != "n1" || info.Type != micro.InfoResponseType || len(info.Endpoints) != len(r.agentVerbs()) {
+		if info.Name != "node-engine" || info.ID != "n1" || info.Type != micro.InfoResponseType || len(info.Endpoints) != len(r.agentVerbs())+len(engine.Prevention()) {
 			t.Errorf("info%s: %+v", at, info)
 		}
 		for _, e := range info.Endpoints {
-			if !json.Valid([]byte(e.Metadata["schema"])) || e.Metadata["description"] == "" || e.Metadata["level"] == "" || e.Subject != "mesh.seat.node-engine.tool."+e.Name+".n1" {
+			if !json.Valid([]byte(e.Metadata["schema"])) || e.Metadata["description"] == "" || e.Metadata["level"] == "" || e.Subject != "mesh.seat."+e.Metadata["seat"]+".tool."+e.Name+".n1" {
 				t.Errorf("endpoint %+v", e)
 			}
 		}

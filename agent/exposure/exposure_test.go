@@ -1,15 +1,21 @@
 package exposure_test
 
 import (
+	"fmt"
 	"net"
+	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"mesh/agent/exposure"
 	"mesh/firewall"
+	"mesh/shared/clock"
 	"mesh/shared/declaration"
+	"mesh/shared/engine"
 	"mesh/shared/report"
 	"mesh/shared/rule"
+	"mesh/shared/waitfor"
 	"mesh/testbus/netlab"
 )
 
@@ -174,15 +180,82 @@ func TestExposure(t *testing.T) {
 		}
 	}
 	var b strings.Builder
-	if err := exposure.Render(&b, e, map[string]string{"up0 22/tcp": "yes, from web1"}); err != nil {
+	if err := exposure.Render(&b, e); err != nil {
 		t.Fatal(err)
 	}
-	for _, words := range []string{"no packet filter of mesh is in force here", "REACHED", "yes, from web1", "! 3000/tcp over up0: open, but nothing declares it", "exposure.test ("} {
+	for _, words := range []string{"no packet filter of mesh is in force here", "LISTENS", "! 3000/tcp over up0: open, but nothing declares it", "exposure.test ("} {
 		if !strings.Contains(b.String(), words) {
 			t.Errorf("no %q in\n%s", words, b.String())
 		}
 	}
 	if _, more := report.MaxExposed, e.More; more != 0 {
 		t.Errorf("%d left out", more)
+	}
+}
+
+// probing is set for a run of this test's program inside a namespace: a probe dials from many threads, and
+// a namespace is the thread's.
+const probing = "MESH_TEST_PROBE"
+
+// NET-14: what another machine really reaches.
+func TestProbe(t *testing.T) {
+	if targets := os.Getenv(probing); targets != "" {
+		results, err := exposure.Probe(t.Context(), clock.Real(), engine.ProbeAsk{Targets: strings.Fields(targets)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range results {
+			fmt.Printf("probe %s %v %v %s\n", r.Target, r.Reached, r.Refused, r.Why)
+		}
+		return
+	}
+	lab, _ := machine(t)
+	waitfor.True(t, "IPv6 works", 10*time.Second, func() (bool, any) {
+		err := lab.Outside.Ask("tcp", net.JoinHostPort(netlab.HostOutside6, "22"), time.Second)
+		return err == nil, err
+	})
+	t.Setenv(probing, "203.0.113.1:22 203.0.113.1:3000 203.0.113.1:443 [2001:db8:1::1]:22")
+	out, err := lab.Outside.Try("", os.Args[0], "-test.run=^TestProbe$")
+	if err != nil {
+		t.Fatal(err, out)
+	}
+	for _, want := range []string{"probe 203.0.113.1:22 true false ", "probe 203.0.113.1:3000 false false no answer", "probe 203.0.113.1:443 false false no answer", "probe [2001:db8:1::1]:22 true false "} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+	for _, target := range []string{"127.0.0.1:22", "example.org:22", "203.0.113.1", "203.0.113.1:0", "0.0.0.0:1"} {
+		if _, err := exposure.Probe(t.Context(), clock.Real(), engine.ProbeAsk{Targets: []string{target}}); err == nil || !strings.Contains(err.Error(), "do: ") {
+			t.Errorf("%s: %v", target, err)
+		}
+	}
+}
+
+// What is not as declared is evaluated when something changed, and not otherwise.
+func TestWatch(t *testing.T) {
+	lab, declared := machine(t)
+	w := &exposure.Watch{Root: t.TempDir(), Clock: clock.Real()}
+	look := func() (found []string) {
+		lab.Host.Do(func() { found = w.Differences(t.Context(), declared) })
+		return found
+	}
+	first := look()
+	if len(first) != 2 || !strings.Contains(first[0], "443/tcp over up0: declared, but refused by") {
+		t.Fatalf("%q", first)
+	}
+	if again := look(); &again[0] != &first[0] {
+		t.Error("it was evaluated although nothing changed")
+	}
+	lab.Host.Run("", "iptables-nft", "-D", "ufw-user-input", "-p", "tcp", "--dport", "443", "-j", "DROP")
+	if found := look(); len(found) != 0 {
+		t.Errorf("still %q", found)
+	}
+	lab.Host.Run("", "iptables-nft", "-I", "INPUT", "-p", "tcp", "--dport", "22", "-j", "DROP")
+	if found := look(); len(found) != 2 || !strings.HasPrefix(found[0], "22/tcp over up0: declared, but refused") {
+		t.Errorf("%q", found)
+	}
+	lab.Host.Run("", "nft", "delete", "table", "inet", "mesh")
+	if found := look(); len(found) != 0 {
+		t.Errorf("without mesh's filter: %q", found)
 	}
 }

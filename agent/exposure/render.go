@@ -72,9 +72,8 @@ func wayWords(v evaluate.Verdict) string {
 	return "depends on "
 }
 
-// Render prints an exposure for a person: what differs first. Reached has what another machine found, by
-// link and port; nil where none was asked.
-func Render(out io.Writer, e *report.Exposure, reached map[string]string) error {
+// Render prints an exposure for a person: what differs first.
+func Render(out io.Writer, e *report.Exposure) error {
 	p := printer{w: out}
 	if e.Why != "" {
 		p.line("it cannot be told: %s", e.Why)
@@ -88,7 +87,7 @@ func Render(out io.Writer, e *report.Exposure, reached map[string]string) error 
 			p.line("")
 		}
 		p.line("%s%s, %s", l.Name, map[bool]string{true: " (tunnel)"}[l.Tunnel], strings.Join(l.Addresses, ", "))
-		p.ports(l, reached)
+		p.ports(l)
 	}
 	if e.More > 0 {
 		p.line("and %d more ports", e.More)
@@ -102,46 +101,19 @@ func Render(out io.Writer, e *report.Exposure, reached map[string]string) error 
 	return p.err
 }
 
-func (p *printer) ports(l report.ExposedLink, reached map[string]string) {
+func (p *printer) ports(l report.ExposedLink) {
 	if len(l.Ports) == 0 {
 		p.line("  nothing listens, is redirected or is declared")
 		return
 	}
 	tw := tabwriter.NewWriter(p.w, 0, 0, 2, ' ', 0)
-	head := "  PORT\tDECLARED\tKERNEL\tBY\tLISTENS"
-	if reached != nil {
-		head += "\tREACHED"
-	}
-	fmt.Fprintln(tw, head)
-	for _, x := range l.Ports {
-		port := x.Port
-		if x.Family != "" {
-			port += " " + x.Family
-		}
-		kernel := x.Kernel
-		if x.From != "" {
-			kernel += " to " + x.From
-		}
-		there := strings.Join(x.Programs, ", ")
-		if x.To != "" {
-			there = strings.TrimSuffix("to "+x.To+", "+there, ", ")
-		}
-		line := fmt.Sprintf("  %s\t%s\t%s\t%s\t%s", port, or(strings.Join(x.Declared, "; "), "-"), kernel, x.By, or(there, "-"))
-		if reached != nil {
-			line += "\t" + or(reached[l.Name+" "+x.Port], "-")
-		}
-		fmt.Fprintln(tw, line)
+	fmt.Fprintln(tw, "  "+strings.ReplaceAll(report.Columns, " | ", "\t"))
+	for _, row := range l.Rows() {
+		fmt.Fprintln(tw, "  "+strings.Join(row, "\t"))
 	}
 	if err := tw.Flush(); err != nil && p.err == nil {
 		p.err = err
 	}
-}
-
-func or(text, other string) string {
-	if text == "" {
-		return other
-	}
-	return text
 }
 
 // printer keeps the first error, so that a page reads as a page.

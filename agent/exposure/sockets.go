@@ -35,10 +35,18 @@ const proc = "/proc"
 // mostSockets bounds how many are kept.
 const mostSockets = 10000
 
-// readSockets reads the sockets of the network namespace of the calling thread.
+// readSockets reads the sockets of the network namespace of the calling thread, with their programs.
 func readSockets(ctx context.Context) ([]Socket, error) {
-	var all []Socket
-	inodes := map[string][]int{} // to places in all
+	all, inodes, err := listSockets(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return all, nameSockets(ctx, all, inodes)
+}
+
+// listSockets leaves out the programs; inodes lead to places in all.
+func listSockets(ctx context.Context) (all []Socket, inodes map[string][]int, err error) {
+	inodes = map[string][]int{}
 	for _, table := range []struct {
 		file     string
 		protocol uint8
@@ -49,7 +57,7 @@ func readSockets(ctx context.Context) ([]Socket, error) {
 			continue // a kernel without IPv6
 		}
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		lines := bufio.NewScanner(f)
 		for lines.Scan() && len(all) < mostSockets {
@@ -66,10 +74,10 @@ func readSockets(ctx context.Context) ([]Socket, error) {
 		}
 		err = errors.Join(lines.Err(), f.Close())
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", table.file, err)
+			return nil, nil, fmt.Errorf("%s: %w", table.file, err)
 		}
 	}
-	return all, nameSockets(ctx, all, inodes)
+	return all, inodes, ctx.Err()
 }
 
 // address reads "0100007F:0016": each 4 bytes are in the machine's order.

@@ -119,7 +119,7 @@ func (s shower) exposure(ctx context.Context) error {
 	if s.asJSON {
 		err = encode(s.out, e)
 	} else {
-		err = exposure.Render(s.out, e, nil)
+		err = exposure.Render(s.out, e)
 	}
 	if err == nil && len(e.Differences()) > 0 {
 		return verdict(1)

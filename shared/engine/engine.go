@@ -13,6 +13,7 @@ import (
 	"slices"
 
 	"mesh/shared/controller"
+	"mesh/shared/report"
 	"mesh/shared/subject"
 )
 
@@ -49,6 +50,10 @@ func Table() []controller.Verb {
 			Level: controller.Read, Least: controller.Operator, Ask: LogsNextAsk{}, Answer: LogsAnswer{}},
 		{Name: Diagnose, Description: "Gather what a maintainer needs of the machine, secrets masked, in pieces", Example: program + "diagnose db1",
 			Level: controller.Read, Least: controller.Admin, Ask: DiagnoseAsk{}, Answer: DiagnoseAnswer{}},
+		{Name: Exposure, Description: "What of the machine can be reached from outside: declared, and let in by the kernel", Example: program + "exposure db1",
+			Level: controller.Read, Least: controller.Viewer, Ask: controller.Nothing{}, Answer: report.Exposure{}},
+		{Name: Probe, Description: "Try to reach addresses and ports from this machine, by TCP", Example: program + "exposure db1 --from web1",
+			Level: controller.Reversible, Least: controller.Operator, Ask: ProbeAsk{}, Answer: ProbeAnswer{}},
 	}
 }
 
@@ -61,11 +66,11 @@ type Protocol struct {
 // Protocols are all of them. Grants, discovery and "tool list" derive from this list: a verb that is not
 // here can be asked by nobody.
 func Protocols() []Protocol {
-	return []Protocol{{subject.NodeEngine, Table()}}
+	return []Protocol{{subject.NodeEngine, Table()}, {subject.NodePrevention, Prevention()}}
 }
 
 // seats are the seats of Protocols; a list of its own, because grants of ten thousand nodes ask for it.
-var seats = [...]subject.Seat{subject.NodeEngine}
+var seats = [...]subject.Seat{subject.NodeEngine, subject.NodePrevention}
 
 // Seats are the seats of Protocols.
 func Seats() []subject.Seat { return seats[:] }

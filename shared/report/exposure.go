@@ -1,5 +1,10 @@
 package report
 
+import (
+	"slices"
+	"strings"
+)
+
 // The bounds of what a report says of a machine's exposure; what is beyond them is counted.
 const (
 	MaxExposed   = 200
@@ -59,6 +64,31 @@ type ExposedPort struct {
 	Difference string `json:"difference,omitempty"`
 }
 
+// Columns heads Rows.
+const Columns = "PORT | DECLARED | KERNEL | BY | LISTENS"
+
+// Rows are the ports of a link for a table.
+func (l ExposedLink) Rows() (rows [][]string) {
+	or := func(text string) string {
+		if text == "" {
+			return "-"
+		}
+		return text
+	}
+	for _, p := range l.Ports {
+		kernel := p.Kernel
+		if p.From != "" {
+			kernel += " to " + p.From
+		}
+		there := strings.Join(p.Programs, ", ")
+		if p.To != "" {
+			there = strings.TrimSuffix("to "+p.To+", "+there, ", ")
+		}
+		rows = append(rows, []string{strings.TrimSpace(p.Port + " " + p.Family), or(strings.Join(p.Declared, "; ")), kernel, p.By, or(there)})
+	}
+	return rows
+}
+
 // Differences are the ports that are not as declared, each in a sentence.
 func (e *Exposure) Differences() []string {
 	if e == nil {
@@ -75,8 +105,11 @@ func (e *Exposure) Differences() []string {
 	return all
 }
 
-// shorten cuts texts for people, and lists.
-func (e *Exposure) shorten() {
+// Few bounds sentences for people, as Report.Exposed: those left out are counted in the last.
+func Few(all []string) []string { return few(slices.Clone(all), maxFact) }
+
+// Shorten cuts texts for people, and lists.
+func (e *Exposure) Shorten() {
 	if e == nil {
 		return
 	}

@@ -44,6 +44,9 @@ type Report struct {
 	Filter  *Filter  `json:"filter,omitempty"`
 	// Refusals are all that refuses traffic, whoever wrote it (NET-8).
 	Refusals *Refusals `json:"refusals,omitempty"`
+	// Exposed is what can be reached from outside other than declared, each in a sentence: ports that are open
+	// and that nothing declares, ports that are declared and somebody refuses (NET-14).
+	Exposed []string `json:"exposed,omitempty"`
 	// Converge is how the last converge or unconverge stands; nil when there was none (NET-9).
 	Converge *Converge `json:"converge,omitempty"`
 	// Drift is what was found changed by hand since the report before.
@@ -63,6 +66,8 @@ type Agent struct {
 	Version string `json:"version"`
 	// Digest is the SHA-256 of the agent's file, lower-case hex.
 	Digest string `json:"digest,omitempty"`
+	// Bundle is the digest of the bundle it was delivered in (NOD-12); empty for one placed by hand.
+	Bundle string `json:"bundle,omitempty"`
 }
 
 // Outcome is how applying went.
@@ -181,7 +186,7 @@ func Decode(b []byte, node subject.Node) (*Report, error) {
 	default:
 		return nil, fmt.Errorf("the report of %s has the outcome %q", node, r.Apply.Outcome)
 	}
-	for what, text := range map[string]string{"agent's version": r.Agent.Version, "agent's digest": r.Agent.Digest, "boot id": r.Boot, "tunnel": r.Tunnel} {
+	for what, text := range map[string]string{"agent's version": r.Agent.Version, "agent's digest": r.Agent.Digest, "agent's bundle": r.Agent.Bundle, "boot id": r.Boot, "tunnel": r.Tunnel} {
 		if len(text) > maxFact {
 			return nil, fmt.Errorf("the report of %s: the %s has %d bytes, the bound is %d", node, what, len(text), maxFact)
 		}
@@ -219,6 +224,7 @@ func (r *Report) shorten() {
 	}
 	r.Refusals.shorten()
 	r.Converge.shorten()
+	r.Exposed = Few(r.Exposed)
 	for i := range r.Problems {
 		r.Problems[i].Text = Cut(r.Problems[i].Text, maxText)
 	}

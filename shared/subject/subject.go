@@ -49,7 +49,9 @@ type Event string
 const (
 	Controller Seat = "mesh-controller" // held by the coordinator
 	NodeEngine Seat = "node-engine"     // held by every agent
-	Broker     Seat = "mesh-broker"     // held by whoever runs the bus
+	// NodePrevention says who is banned; held by every agent.
+	NodePrevention Seat = "node-intrusion-prevention"
+	Broker         Seat = "mesh-broker" // held by whoever runs the bus
 )
 
 // Check says why name cannot be a name of kind ("node", "module", …), or nil.
