@@ -28,6 +28,9 @@ func TestWhyCommand(t *testing.T) {
 		"why":                         {2, "why tcp 22 from"},
 		"show exposure":               {0, "no packet filter of mesh is in force here"},
 		"show exposure --json":        {0, `"filtered": false`},
+		"bans":                        {0, "nobody is banned here"},
+		"bans nobody":                 {1, "is no address"},
+		"bans --json":                 {0, `"bans": []`},
 		"why tcp 22 from 10.99.0.2":   {0, "over mesh0: let in"},
 	} {
 		var out, errs bytes.Buffer

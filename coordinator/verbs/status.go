@@ -182,12 +182,15 @@ func (s *Server) seats(ctx context.Context, _ records.By, _ controller.Nothing) 
 	}
 	verbs := make([]subject.Verb, 0, len(s.tools))
 	ofNodes := make([]subject.Verb, 0, len(s.tools))
+	ofPrevention := make([]subject.Verb, 0, 1)
 	for _, t := range s.tools {
 		switch t.Seat {
 		case subject.Controller:
 			verbs = append(verbs, t.Verb)
 		case subject.NodeEngine:
 			ofNodes = append(ofNodes, t.Verb)
+		case subject.NodePrevention:
+			ofPrevention = append(ofPrevention, t.Verb)
 		}
 	}
 	engines := ""
@@ -198,6 +201,7 @@ func (s *Server) seats(ctx context.Context, _ records.By, _ controller.Nothing) 
 		{Name: subject.Controller, Scope: "mesh", Description: "keeps the records, composes and sends declarations, hears reports", Holder: "the coordinator", Verbs: verbs},
 		{Name: subject.Broker, Scope: "mesh", Description: "runs the bus", Holder: "the coordinator, embedded", Verbs: []subject.Verb{}},
 		{Name: subject.NodeEngine, Scope: "node", Description: "keeps its machine as it is declared", Holder: engines, Verbs: ofNodes},
+		{Name: subject.NodePrevention, Scope: "node", Description: "says who is banned on its machine", Holder: engines, Verbs: ofPrevention},
 	}}, nil
 }
 
