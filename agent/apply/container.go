@@ -317,7 +317,7 @@ func (r *run) doThing(ctx context.Context, s plan.Step) error {
 	case plan.RemoveImage:
 		return box.RemoveImage(ctx, imageNamed(plan.ImageWord(s.ID)))
 	}
-	panic("apply does not know the step " + string(s.Op))
+	return fmt.Errorf("this agent does not know the step %q", s.Op)
 }
 
 // imageNamed is an image by the word a container is started from.
