@@ -86,6 +86,8 @@ type Config struct {
 	Root string
 	// Digest finds the SHA-256 of the agent's own file, beside the rest of the start; nil for unknown.
 	Digest func() (string, error)
+	// Metrics is where metrics are served, host:port on loopback; empty for nowhere.
+	Metrics string
 	// Diagnose writes a diagnosis of the machine to a file that is not there yet; nil for none.
 	Diagnose func(ctx context.Context, file string) error
 	Clock    clock.Clock
@@ -130,6 +132,7 @@ type Agent struct {
 	refuses *report.Refusals
 	exposed []string
 	view    view
+	totals  totals
 	news    news
 	drift   []report.Drift // found since the last report
 	owed    bool           // somebody waits for a report that could not be made
@@ -246,6 +249,9 @@ func (a *Agent) run(ctx context.Context) error {
 	parts := []part{{"bus link", a.link.Run}, {"verbs", a.serve.Run}, {"journal", a.journal.Run}, {"diagnose", a.pieces.Run}, {"apply", func(ctx context.Context) error { return a.work(ctx, jobs, results) }}}
 	if a.machine.Filter != nil {
 		parts = append(parts, part{"packet filter", a.machine.Filter.Run})
+	}
+	if a.cfg.Metrics != "" {
+		parts = append(parts, part{"metrics", a.serveMetrics})
 	}
 	if a.machine.Rests != nil {
 		parts = append(parts, part{"rests", a.rests})

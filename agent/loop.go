@@ -265,6 +265,7 @@ func (a *Agent) after(ctx context.Context, d done) (sent bool) {
 	if ctx.Err() != nil {
 		return false // the next life looks again
 	}
+	a.totals.count(d)
 	if d.profile != nil {
 		a.profile = d.profile
 	}

@@ -56,6 +56,8 @@ type Config struct {
 	MachineID string
 	// Version is the program's.
 	Version string
+	// Metrics is where metrics are served, host:port on loopback; empty for nowhere.
+	Metrics string
 	// Notify is systemd's socket, "" for none; Watchdog the interval it wants to hear in.
 	Notify   string
 	Watchdog time.Duration

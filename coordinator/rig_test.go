@@ -70,6 +70,7 @@ type mesh struct {
 	operator credential.File
 	id       string // of the machine it runs on
 	log      *lines // nil: nobody reads it
+	metrics  string
 	stop     func() // idempotent; waits
 }
 
@@ -133,7 +134,7 @@ func (m *mesh) serve(t *testing.T) {
 	if m.log != nil {
 		log = slog.New(slog.NewTextHandler(m.log, nil))
 	}
-	c := coordinator.New(coordinator.Config{Dir: m.dir, Listen: m.address, MachineID: m.id, Version: "0.0.0-test", Ready: func(a string) { ready <- a },
+	c := coordinator.New(coordinator.Config{Dir: m.dir, Listen: m.address, MachineID: m.id, Metrics: m.metrics, Version: "0.0.0-test", Ready: func(a string) { ready <- a },
 		Clock: m.clk, Rand: rand.Reader, Log: log})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

@@ -30,6 +30,10 @@ func (c *Coordinator) stages() [][]part {
 		// Together: an answer that waits for news of a push ends with the pushes.
 		{{"push", c.push.Run}, {"enrol", c.door.Run}, {"verbs", c.verbs.Run}},
 	}
+	if c.cfg.Metrics != "" {
+		all = append(all, []part{{"metrics", c.serveMetrics}})
+	}
+	return all
 }
 
 // ended is how a part ended.

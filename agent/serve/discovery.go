@@ -14,6 +14,7 @@ import (
 
 	"mesh/shared/bus"
 	"mesh/shared/engine"
+	"mesh/shared/metrics"
 	"mesh/shared/refusal"
 	"mesh/shared/subject"
 	"mesh/shared/verb"
@@ -117,6 +118,23 @@ func (d *discovery) count(v *Verb, took time.Duration, err error) {
 			s.LastError = err.Error()[:min(len(err.Error()), mostError)]
 		}
 	}
+}
+
+// Metrics are the numbers of the verbs (OPS-4).
+func (s *Server) Metrics() []metrics.Metric {
+	asks := metrics.Metric{Name: "mesh_verb_asks_total", Help: "Asks of a verb.", Kind: metrics.Counter}
+	errs := metrics.Metric{Name: "mesh_verb_errors_total", Help: "Asks of a verb that were refused or failed.", Kind: metrics.Counter}
+	took := metrics.Metric{Name: "mesh_verb_seconds_total", Help: "Time spent answering a verb.", Kind: metrics.Counter}
+	d := s.discovery
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i, e := range d.stats {
+		labels := []string{"seat", string(s.cfg.Verbs[i].seat), "verb", e.Name}
+		asks.Samples = append(asks.Samples, metrics.Sample{Labels: labels, Value: float64(e.NumRequests)})
+		errs.Samples = append(errs.Samples, metrics.Sample{Labels: labels, Value: float64(e.NumErrors)})
+		took.Samples = append(took.Samples, metrics.Sample{Labels: labels, Value: e.ProcessingTime.Seconds()})
+	}
+	return []metrics.Metric{asks, errs, took}
 }
 
 // mostError bounds a kept error in bytes.

@@ -27,6 +27,7 @@ import (
 // runCommand is "mesh-agent run": the daemon. systemd starts it.
 func runCommand(at *places) *cobra.Command {
 	var verbose bool
+	var metrics string
 	cmd := &cobra.Command{
 		Use: "run", Short: "Run the daemon; the unit mesh-agent.service does",
 		Example: "  systemctl start mesh-agent", Args: cobra.NoArgs,
@@ -48,7 +49,7 @@ func runCommand(at *places) *cobra.Command {
 			debug.SetGCPercent(gcPercent)
 			go giveBack(cmd.Context(), clock.Real()) // ends with the command's context
 			return agent.Run(cmd.Context(), agent.Config{
-				Credential: cred, Dir: at.state, Run: at.run, Root: at.root, Digest: ownDigest,
+				Credential: cred, Dir: at.state, Run: at.run, Root: at.root, Digest: ownDigest, Metrics: metrics,
 				Clock: clock.Real(), Rand: rand.Reader, Log: log,
 				Diagnose: diagnoseItself(at),
 				Machine:  agent.OnHost(at.root, log),
@@ -62,6 +63,7 @@ func runCommand(at *places) *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&verbose, "debug", false, "log every detail")
+	cmd.Flags().StringVar(&metrics, "metrics", os.Getenv("MESH_AGENT_METRICS"), "serve /metrics and /healthz at this `address` on loopback, such as 127.0.0.1:9463 (default $MESH_AGENT_METRICS; empty: nowhere)")
 	return cmd
 }
 

@@ -75,7 +75,7 @@ func (a *app) initState() *cobra.Command {
 
 // serve is "mesh-coordinator serve".
 func (a *app) serve() *cobra.Command {
-	var dir, listen string
+	var dir, listen, metrics string
 	var debug bool
 	cmd := &cobra.Command{
 		Use: "serve", Short: "Run the coordinator (the unit mesh-coordinator.service does)", Args: cobra.NoArgs,
@@ -86,26 +86,27 @@ func (a *app) serve() *cobra.Command {
 				level = slog.LevelDebug
 			}
 			log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level, ReplaceAttr: a.journalTime}))
-			return a.daemon(cmd.Context(), dir, listen, log)
+			return a.daemon(cmd.Context(), coordinator.Config{Dir: dir, Listen: listen, Metrics: metrics, Log: log})
 		},
 	}
 	cmd.Flags().StringVar(&dir, "dir", stateDir, "the coordinator's `folder`")
 	cmd.Flags().StringVar(&listen, "listen", "", "where the bus listens, `host:port` (default: as init was told)")
 	cmd.Flags().BoolVar(&debug, "debug", false, "log everything")
+	cmd.Flags().StringVar(&metrics, "metrics", os.Getenv("MESH_COORDINATOR_METRICS"), "serve /metrics and /healthz at this `address` on loopback, such as 127.0.0.1:9464 (default $MESH_COORDINATOR_METRICS; empty: nowhere)")
 	return cmd
 }
 
-func (a *app) daemon(ctx context.Context, dir, listen string, log *slog.Logger) error {
+func (a *app) daemon(ctx context.Context, cfg coordinator.Config) error {
 	id, err := os.ReadFile("/etc/machine-id")
 	if err != nil {
-		log.Warn("this machine cannot be told among the nodes: no opening for the bus is declared on it", "err", err)
+		cfg.Log.Warn("this machine cannot be told among the nodes: no opening for the bus is declared on it", "err", err)
 	}
-	c := coordinator.New(coordinator.Config{Dir: dir, Listen: listen, MachineID: strings.TrimSpace(string(id)), Version: version.String(), Notify: a.notify, Watchdog: a.watchdogInterval(),
-		Ready: func(address string) {
-			log.Info("the mesh is served", "bus", address, "dir", dir, "version", version.String())
-		},
-		Clock: a.clk, Rand: rand.Reader, Log: log})
-	return c.Run(ctx)
+	cfg.MachineID, cfg.Version, cfg.Notify, cfg.Watchdog = strings.TrimSpace(string(id)), version.String(), a.notify, a.watchdogInterval()
+	cfg.Clock, cfg.Rand = a.clk, rand.Reader
+	cfg.Ready = func(address string) {
+		cfg.Log.Info("the mesh is served", "bus", address, "dir", cfg.Dir, "version", version.String())
+	}
+	return coordinator.New(cfg).Run(ctx)
 }
 
 // journalTime leaves the time out where the journal writes its own.
