@@ -335,6 +335,25 @@ func TestBusComesBackInsideTheWindow(t *testing.T) {
 	r.open("22")
 }
 
+// Somebody removes the rules that are being tried: the bus is reached, and it proves nothing.
+func TestTrialThatOthersRemoved(t *testing.T) {
+	r := newRig(t, firewall.WithoutOwner())
+	r.apply(want("22/tcp", "4222/tcp"), filter.Applied)
+	done := r.start(t.Context(), want("22/tcp"))
+	tries := 0
+	cut := r.probe
+	r.setProbe(func(ctx context.Context) error {
+		if tries++; tries == 1 {
+			r.lab.Host.Run("", "nft", "delete", "table", "inet", "mesh-trial")
+		}
+		return cut(ctx)
+	})
+	if err := r.pass(done); refusal.Of(err) == nil {
+		t.Errorf("confirmed without a trial: %v", err)
+	}
+	r.open("22", "4222")
+}
+
 // A kill inside the window: the next start restores, even with the bus away.
 func TestRestartInsideTheWindowRestores(t *testing.T) {
 	for name, before := range map[string]bool{"over older rules": true, "as the first rules": false} {
