@@ -30,6 +30,7 @@ import (
 	"mesh/agent/serve"
 	"mesh/agent/show"
 	"mesh/agent/state"
+	"mesh/agent/upgrade"
 	"mesh/shared/bus"
 	"mesh/shared/clock"
 	"mesh/shared/credential"
@@ -103,6 +104,10 @@ type Config struct {
 	FailPoint func(name string)
 	// Workers bounds the modules applied side by side; 0 for the engine's default.
 	Workers int
+	// Self is the path of the program that runs; empty for an agent that does not change itself (NOD-12).
+	Self string
+	// Window is how long a new agent has for its first report; 0 for the usual.
+	Window time.Duration
 }
 
 // Agent is one node's daemon.
@@ -126,6 +131,8 @@ type Agent struct {
 
 	made atomic.Uint64 // the number of the last report; 0 before the first of this life
 
+	upgrade *upgrade.Upgrader // nil: the agent does not change itself
+
 	// The loop's goroutine owns the rest.
 	me      report.Agent
 	profile *report.Profile
@@ -140,6 +147,11 @@ type Agent struct {
 	shown   int            // how many wait, in the status
 	laid    *show.Document // what the status says
 	laidAt  time.Time
+
+	// The module that holds the agent's own seat, its bundle, and what was last said of it.
+	agentModule  subject.Module
+	agentBundle  string
+	agentTrouble string
 }
 
 // Run is the daemon's life: from the store alone first, then with the bus. It returns nil when ctx ended.
@@ -201,6 +213,9 @@ func Run(ctx context.Context, cfg Config) (err error) {
 	if err := a.answers(); err != nil {
 		return err
 	}
+	if a.upgrade, err = a.ownUpgrade(); err != nil {
+		return err
+	}
 	living = true
 	return a.run(ctx)
 }
@@ -247,6 +262,9 @@ func (a *Agent) run(ctx context.Context) error {
 	}
 	jobs, results := make(chan job), make(chan done)
 	parts := []part{{"bus link", a.link.Run}, {"verbs", a.serve.Run}, {"journal", a.journal.Run}, {"diagnose", a.pieces.Run}, {"apply", func(ctx context.Context) error { return a.work(ctx, jobs, results) }}}
+	if a.upgrade != nil {
+		parts = append(parts, part{"own upgrade", a.upgrade.Run})
+	}
 	if a.machine.Filter != nil {
 		parts = append(parts, part{"packet filter", a.machine.Filter.Run})
 	}

@@ -211,6 +211,7 @@ func (a *Agent) loop(ctx context.Context, jobs chan<- job, results <-chan done, 
 			a.waits(ctx)
 		case <-a.emptied:
 			a.waits(ctx)
+			a.told()
 		case do := <-a.calls:
 			a.remember(ctx)
 			do(&w)
@@ -277,6 +278,7 @@ func (a *Agent) after(ctx context.Context, d done) (sent bool) {
 		a.broken(ctx, d)
 	} else {
 		a.view.take(d)
+		a.wantAgent(ctx, d.result)
 		a.drift = append(a.drift, d.result.Drift...)
 		if n := len(a.drift) - state.MaxDrift; n > 0 { // the store takes no reports
 			a.drift = a.drift[n:]

@@ -119,7 +119,7 @@ func (a *Agent) compose(ctx context.Context) report.Report {
 	_, account := a.account()
 	r := report.Report{
 		Format: report.Format, Mesh: a.cfg.Credential.Mesh, Node: a.node, Boot: a.boot, At: a.cfg.Clock.Now().UnixMilli(), Agent: a.me,
-		Apply: account, Modules: a.store.Modules(), Profile: a.profile, Drift: a.drift, Strays: a.view.last.Strays, FreeDisk: freeDisk(a.cfg.Dir),
+		Apply: account, Modules: a.withOwn(a.store.Modules()), Profile: a.profile, Drift: a.drift, Strays: a.view.last.Strays, FreeDisk: freeDisk(a.cfg.Dir),
 	}
 	s := a.filterState()
 	r.Uplinks, r.Tunnel = s.Uplinks, strings.Join(s.Tunnel, ",")

@@ -444,6 +444,9 @@ func (e *Engine) hold(d *declaration.Declaration) {
 	small.Modules = make([]declaration.Module, len(d.Modules))
 	for i, m := range d.Modules {
 		small.Modules[i] = declaration.Module{Name: m.Name, Build: m.Build, Artifact: m.Artifact}
+		if mayHoldAgent(&m) {
+			small.Modules[i].Manifest = m.Manifest
+		}
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"mesh/agent"
+	"mesh/agent/upgrade"
 	"mesh/shared/clock"
 	"mesh/shared/credential"
 )
@@ -46,11 +47,15 @@ func runCommand(at *places) *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("the watchdog's environment: %w", err)
 			}
+			self, err := upgrade.Self()
+			if err != nil {
+				return fmt.Errorf("find the running program: %w", err)
+			}
 			debug.SetGCPercent(gcPercent)
 			go giveBack(cmd.Context(), clock.Real()) // ends with the command's context
 			return agent.Run(cmd.Context(), agent.Config{
 				Credential: cred, Dir: at.state, Run: at.run, Root: at.root, Digest: ownDigest, Metrics: metrics,
-				Clock: clock.Real(), Rand: rand.Reader, Log: log,
+				Clock: clock.Real(), Rand: rand.Reader, Log: log, Self: self, Window: upgradeWindow(),
 				Diagnose: diagnoseItself(at),
 				Machine:  agent.OnHost(at.root, log),
 				Notify: func(state string) {
