@@ -1,6 +1,8 @@
 package evaluate_test
 
 import (
+	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"strings"
@@ -9,6 +11,7 @@ import (
 	"time"
 
 	"mesh/firewall/evaluate"
+	"mesh/firewall/foreign"
 	"mesh/shared/waitfor"
 	"mesh/testbus/netlab"
 )
@@ -252,5 +255,122 @@ table ip n { chain pre { type nat hook prerouting priority -100; tcp dport { 22,
 				t.Errorf("%d answers depend on what is not known", n)
 			}
 		})
+	}
+}
+
+// Legacy xtables are evaluated from the words of iptables-save as the same rules are from the kernel.
+func TestLegacyIsEvaluatedAlike(t *testing.T) {
+	const rules = `*raw
+:PREROUTING ACCEPT [0:0]
+-A PREROUTING -p udp -m udp --dport 53 -j NOTRACK
+COMMIT
+*nat
+:PREROUTING ACCEPT [0:0]
+:PUB - [0:0]
+-A PREROUTING -m addrtype --dst-type LOCAL -j PUB
+-A PUB ! -i docker0 -p tcp -m tcp --dport 8080 -j DNAT --to-destination 172.17.0.2:80
+-A PUB -p tcp -m tcp --dport 9000:9010 -j REDIRECT --to-ports 22
+COMMIT
+*filter
+:INPUT DROP [0:0]
+:FORWARD DROP [0:0]
+:own - [0:0]
+-A INPUT -i lo -j ACCEPT
+-A INPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+-A INPUT -m conntrack --ctstate UNTRACKED -j ACCEPT
+-A INPUT -i eth+ -p tcp -m multiport --dports 20:23,443 -m comment --comment "ssh and \"more\"" -j own
+-A INPUT -s 10.9.0.0/24 -p tcp -m tcp --dport 80 -j ACCEPT
+-A INPUT -p tcp -m tcp --dport 3000 -m limit --limit 3/sec -j ACCEPT
+-A INPUT -m set --match-set bad src -j DROP
+-A INPUT -p icmp -m icmp --icmp-type 8 -j ACCEPT
+-A own ! -s 198.51.100.0/24 -g done
+-A own -j REJECT --reject-with icmp-port-unreachable
+:done - [0:0]
+-A done -j ACCEPT
+-A FORWARD -i eth0 -o docker0 -m conntrack --ctstate DNAT -j ACCEPT
+COMMIT
+`
+	s := netlab.NewSpace(t, "host")
+	s.Run("create bad hash:net\nadd bad 192.0.2.0/24\n", "ipset", "restore")
+	s.Run(strings.Replace(rules, ":done - [0:0]\n", "", 1)[:strings.Index(rules, ":own")]+":done - [0:0]\n"+strings.Replace(rules, ":done - [0:0]\n", "", 1)[strings.Index(rules, ":own"):], "iptables-nft-restore")
+	kernel := readAll(t, s)
+	tables, err := foreign.ParseSaveAll("ip", strings.NewReader(rules))
+	if err != nil {
+		t.Fatal(err)
+	}
+	legacy := foreign.Ruleset{Legacy: tables, IPSets: kernel.IPSets}
+	a, b := evaluate.New(&kernel, world()), evaluate.New(&legacy, world())
+	for _, in := range []string{"eth0", "wg0", "lo"} {
+		for _, from := range []string{"", "198.51.100.9", "10.9.0.4", "192.0.2.8"} {
+			for _, port := range []uint16{8, 22, 53, 80, 443, 3000, 8080, 9005} {
+				for _, protocol := range []uint8{tcp, udp, icmp} {
+					p := evaluate.Packet{In: in, Protocol: protocol, Port: port}
+					if from != "" {
+						p.Source = netip.MustParseAddr(from)
+					}
+					x, y := a.Evaluate(p), b.Evaluate(p)
+					if x.Verdict != y.Verdict || x.To != y.To || x.Way != y.Way || len(x.Unless) != len(y.Unless) {
+						t.Errorf("%+v:\nkernel %s to %v %s\n%slegacy %s to %v %s\n%s", p, x.Verdict, x.To, x.Way, said(x), y.Verdict, y.To, y.Way, said(y))
+					}
+				}
+			}
+		}
+	}
+}
+
+// drawn is a rule set of conditions drawn at random, in one table with a few chains.
+func drawn(r *rand.Rand) string {
+	pick := func(list ...string) string { return list[r.IntN(len(list))] }
+	conditions := func() string {
+		var b strings.Builder
+		for range r.IntN(3) {
+			b.WriteString(pick("tcp dport 22 ", "tcp dport { 22, 80 } ", "tcp dport 80-9000 ", "tcp dport != 22 ", "udp dport 5353 ", "meta l4proto udp ", `iifname "up0" `, `iifname "mesh0" `, `iifname != "up0" `,
+				"ip saddr 203.0.113.0/28 ", "ip saddr != 10.99.0.0/24 ", "ip saddr { 203.0.113.9, 10.0.0.0/9 } ", "ip6 saddr 2001:db8:1::/64 ", "ct state new ", "ct state established ", "meta mark 1 ", "meta mark != 1 ",
+				"fib daddr type local ", "meta nfproto ipv4 ", "meta nfproto ipv6 ", "ip protocol tcp ", "ct mark 2 ", "ip daddr 203.0.113.1 ", "meta pkttype host ", "tcp sport 1024-65535 "))
+		}
+		return b.String()
+	}
+	var b strings.Builder
+	b.WriteString("table inet x {\nchain deep {\n")
+	for range 2 {
+		fmt.Fprintf(&b, "%s%s\n", conditions(), pick("accept", "drop", "return", "counter"))
+	}
+	b.WriteString("}\nchain side {\n")
+	for range 3 {
+		fmt.Fprintf(&b, "%s%s\n", conditions(), pick("accept", "drop", "return", "jump deep", "goto deep", "meta mark set 1", "ct mark set 2"))
+	}
+	b.WriteString("}\n")
+	for _, c := range []string{"hook prerouting priority -150", "hook input priority -5", "hook input priority 10", "hook forward priority 0"} {
+		policy := pick("accept", "accept", "drop")
+		if strings.Contains(c, "prerouting") {
+			policy = "accept"
+		}
+		fmt.Fprintf(&b, "chain c%d {\ntype filter %s; policy %s;\nicmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } accept\nct state established accept\n", b.Len(), c, policy)
+		for range 1 + r.IntN(5) {
+			fmt.Fprintf(&b, "%s%s\n", conditions(), pick("accept", "drop", "jump side", "goto side", "meta mark set 1", "reject", "tcp dport vmap { 22 : accept, 80 : jump deep, 9000 : drop }"))
+		}
+		b.WriteString("}\n")
+	}
+	return b.String() + "}\n"
+}
+
+// What is drawn at random, too, the kernel does as is said.
+func TestAgreesWithTheKernelOnAnything(t *testing.T) {
+	lab := netlab.New(t)
+	serve(lab)
+	warm(t, lab)
+	loaded := 0
+	for seed := uint64(1); loaded < 14; seed++ {
+		rules := drawn(rand.New(rand.NewPCG(seed, 7)))
+		if out, err := lab.Host.Try("flush ruleset\n"+rules, "nft", "-f", "-"); err != nil {
+			if !strings.Contains(out, "conflicting") || seed > 1000 {
+				t.Fatal(out, rules)
+			}
+			continue // conditions that exclude each other: nft refuses them
+		}
+		loaded++
+		if agree(t, lab); t.Failed() {
+			t.Fatalf("seed %d:\n%s", seed, rules)
+		}
 	}
 }

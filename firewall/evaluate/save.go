@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"mesh/firewall/foreign"
 )
 
 // words asks a rule of legacy xtables, given in the words of iptables-save.
@@ -136,6 +138,13 @@ func (s *step) option(word string, w *wordReader) (truth, string) {
 		return yes, "-m " + w.next()
 	case "--comment":
 		return yes, "--comment " + w.next()
+	case "--match-set":
+		name, way := w.next(), w.next()
+		m := setMatch{flags: map[bool]uint8{true: 1 << 1}[strings.HasPrefix(way, "src")]}
+		if i := slices.IndexFunc(s.e.rs.IPSets, func(x foreign.IPSet) bool { return x.Name == name }); i >= 0 {
+			m.set = &s.e.rs.IPSets[i]
+		}
+		return m.asks(s), "--match-set " + name + " " + way
 	}
 	if ask := s.options(word); ask != nil {
 		argument := w.next()

@@ -330,14 +330,20 @@ func oneSender(l *Line) (from, to netip.Addr, ok bool) {
 	if !refuses || key == nil {
 		return from, to, false
 	}
+	from, to = l.sender(key, size)
+	return from, to, true
+}
+
+// sender is the addresses that begin with the first size bits of key.
+func (l *Line) sender(key []byte, size int) (from, to netip.Addr) {
 	whole := 4
 	if len(key) > 4 || l.sixteen() {
 		whole = 16
 	}
 	full := make([]byte, whole)
 	copy(full, key)
-	a, _ := netip.AddrFromSlice(full)
-	return a, lastOf(netip.PrefixFrom(a, min(size, a.BitLen()))), true
+	from, _ = netip.AddrFromSlice(full)
+	return from, lastOf(netip.PrefixFrom(from, min(size, from.BitLen())))
 }
 
 // sixteen says whether the rule reads an address of IPv6 from its place in the header.
