@@ -192,7 +192,7 @@ func filterTrouble(s filter.State) string {
 	case len(s.NotInside) > 0:
 		return "declared inside, and outside all the same, since the default route leaves over it or it is the tunnel: " + strings.Join(s.NotInside, ", ")
 	case s.BootWhy != "":
-		return "what stands at the next boot is an older one: " + s.BootWhy
+		return "what stands at the next boot is not this: " + s.BootWhy
 	}
 	return ""
 }

@@ -14,10 +14,14 @@ import (
 
 	"mesh/agent/host/file"
 	"mesh/firewall"
+	"mesh/shared/refusal"
 )
 
 // Path is the file. The unit that loads it names it too.
 const Path = "/var/lib/mesh-agent/filter.nft"
+
+// loader is the unit that loads the file at boot, where systemd has it once it is enabled.
+const loader = "/etc/systemd/system/sysinit.target.wants/mesh-filter.service"
 
 // maxSize bounds what is read back: ten thousand rules are a tenth of it.
 const maxSize = 64 << 20
@@ -52,6 +56,19 @@ func (f *File) Keep(table firewall.Table, note []byte) (changed bool, err error)
 		return false, fmt.Errorf("keep the packet filter for the boot: %w", err)
 	}
 	return changed, nil
+}
+
+// Loaded says why the file would not be loaded at the next boot, or nil.
+func (f *File) Loaded() error {
+	s, err := f.root.Observe(loader)
+	if err != nil {
+		return fmt.Errorf("look for the unit that loads the packet filter at boot: %w", err)
+	}
+	if !s.Exists {
+		return refusal.New("the packet filter before the network at boot", "mesh-filter.service is not enabled on this machine",
+			"run mesh-installer enrol on it, which lays what is missing")
+	}
+	return nil
 }
 
 // Recall returns the note kept last, or nil when there is none.

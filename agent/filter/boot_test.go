@@ -84,6 +84,16 @@ func TestBootTable(t *testing.T) {
 	if text := r.bootText(); os.SameFile(before, info()) || !strings.Contains(text, "80") || info().Mode().Perm() != 0o600 {
 		t.Errorf("the file is %v %s", info().Mode(), text)
 	}
+	if s := r.filter.State(); s.BootWhy != "" {
+		t.Errorf("it says %q", s.BootWhy)
+	}
+	if err := os.Remove(filepath.Join(r.root, "/etc/systemd/system/sysinit.target.wants/mesh-filter.service")); err != nil {
+		t.Fatal(err)
+	}
+	r.apply(want("22/tcp", "4222/tcp"), filter.Applied)
+	if s := r.filter.State(); !strings.Contains(s.BootWhy, "not enabled") || !s.Loaded {
+		t.Errorf("nothing loads it at boot: %+v", s)
+	}
 	if err := r.filter.Remove(t.Context()); err != nil || r.bootText() != "" {
 		t.Errorf("after Remove: %v, %q", err, r.bootText())
 	}

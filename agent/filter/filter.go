@@ -69,6 +69,8 @@ type store interface {
 type boot interface {
 	// Keep has table loaded at boot, and note beside it.
 	Keep(table firewall.Table, note []byte) (changed bool, err error)
+	// Loaded says why it would not be loaded, or nil.
+	Loaded() error
 	// Recall returns the note, or nil when there is none.
 	Recall() (note []byte, err error)
 	Remove() error
@@ -160,7 +162,7 @@ type State struct {
 	LastDrift    string           `json:"drift,omitempty"`              // what a repair found, in a few words
 	Fought       bool             `json:"fought,omitempty"`             // somebody undoes the repairs: two a second at most
 	Conceded     string           `json:"conceded,omitempty"`           // what others put into the table again and again, and is left there
-	BootWhy      string           `json:"boot-why,omitempty"`           // why what stands at boot is not this
+	BootWhy      string           `json:"boot-why,omitempty"`           // why what stands at the next boot is not this
 }
 
 // Filter is the packet filter of this node. Make it with New, call Start, then Apply and Run.

@@ -95,7 +95,13 @@ func makeRig(t *testing.T) *rig {
 		defer r.mu.Unlock()
 		return r.links, nil
 	}
-	if err := os.MkdirAll(filepath.Join(r.root, filepath.Dir(boot.Path)), 0o755); err != nil {
+	const loader = "/etc/systemd/system/sysinit.target.wants/mesh-filter.service"
+	for _, at := range []string{boot.Path, loader} {
+		if err := os.MkdirAll(filepath.Join(r.root, filepath.Dir(at)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink("../mesh-filter.service", filepath.Join(r.root, loader)); err != nil {
 		t.Fatal(err)
 	}
 	root, err := file.OpenRoot(r.root)
@@ -111,7 +117,7 @@ func makeRig(t *testing.T) *rig {
 	r.lab.Host.Run("table ip runtime { chain c { type filter hook input priority 0; ct state new accept; }; }", "nft", "-f", "-")
 	r.probe = func(ctx context.Context) error {
 		answer := make(chan error, 1)
-		go func() { answer <- r.lab.Outside.Ask("tcp", busPort, never) }()
+		go func() { answer <- r.lab.Outside.Ask("tcp", busPort, 2*never) }()
 		select {
 		case err := <-answer:
 			return err
@@ -119,7 +125,7 @@ func makeRig(t *testing.T) *rig {
 			return ctx.Err()
 		}
 	}
-	if err := r.probe(t.Context()); err != nil {
+	if err := r.lab.Outside.Ask("tcp", busPort, soon); err != nil {
 		t.Fatal(err)
 	}
 	return r

@@ -113,8 +113,10 @@ func (f *Filter) keepBoot() {
 		if err != nil {
 			return err
 		}
-		_, err = f.cfg.Boot.Keep(table, note)
-		return err
+		if _, err := f.cfg.Boot.Keep(table, note); err != nil {
+			return err
+		}
+		return f.cfg.Boot.Loaded()
 	}()
 	why := ""
 	if err != nil {
@@ -125,7 +127,7 @@ func (f *Filter) keepBoot() {
 	f.state.BootWhy = why
 	f.mu.Unlock()
 	if news && err != nil {
-		f.cfg.Log.Error("packet filter of the boot not written", "err", err)
+		f.cfg.Log.Error("packet filter does not stand at the next boot", "err", err)
 	}
 }
 

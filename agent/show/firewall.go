@@ -149,6 +149,9 @@ func (p *printer) mine(d *Document, f *report.Filter, live Live) {
 	}
 	if f.Repairs > 0 {
 		p.line("repaired %s since the agent started, after others changed it", times(f.Repairs))
+		if f.Repaired != "" {
+			p.line("the last repair: %s", oneLine(f.Repaired))
+		}
 	}
 }
 
