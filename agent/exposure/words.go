@@ -10,8 +10,10 @@ import (
 	"mesh/firewall/evaluate"
 )
 
-// ours says that a place is in mesh's own table.
-func ours(p evaluate.Place) bool { return p.Family == "inet" && p.Table == firewall.TableName }
+// ours says that a place is in mesh's own table, or in one that stands in for it or is tried beside it.
+func ours(p evaluate.Place) bool {
+	return p.Family == "inet" && (p.Table == firewall.TableName || strings.HasPrefix(p.Table, firewall.TableName+"-"))
+}
 
 // decides is the place that let a packet in at last: mesh's, where mesh filters, or else the last rule
 // that said so; nil when only policies did.
