@@ -155,6 +155,11 @@ func (m Machine) workloads() ([]workload, error) {
 // steps are what removes mesh; the programs go last, so that a run that was cut short can be repeated.
 func (l *leaving) steps() []Step {
 	steps := []Step{l.end(unit.AgentName), l.end(unit.FilterName)}
+	for _, name := range []string{"mesh-agent-fallback.timer", "mesh-agent-fallback.service"} { // an agent is being tried
+		if exists(l.i.Machine.at(filepath.Join(unit.Folder, name))) {
+			steps = append([]Step{l.end(name)}, steps...)
+		}
+	}
 	if l.coordinator {
 		steps = append(steps, l.end(unit.CoordinatorName))
 	}

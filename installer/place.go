@@ -7,9 +7,13 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"mesh/shared/refusal"
 )
+
+// agentPrograms begins the paths of agents that came in a bundle (docs/upgrading.md).
+const agentPrograms = agentFolder + "/agent/"
 
 // place is one file that a run puts on the machine, and how it was before.
 type place struct {
@@ -21,6 +25,8 @@ type place struct {
 	there  bool
 	was    []byte
 	wasPut fs.FileMode
+	// link is where it led: an agent that changed itself left a link to its program.
+	link string
 	// folder is the uppermost folder that was made for it.
 	folder string
 	// Changed says that the file is not what it was.
@@ -38,6 +44,12 @@ func (p *place) look() error {
 	}
 	at := p.m.at(p.path)
 	st, err := os.Lstat(at)
+	if to, e := os.Readlink(at); e == nil && strings.HasPrefix(to, agentPrograms) {
+		p.link = to
+		if st, err = os.Stat(p.m.at(to)); err == nil {
+			at = p.m.at(to)
+		}
+	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
@@ -91,6 +103,9 @@ func (p *place) makeFolder() error {
 
 // undo puts back what was there before.
 func (p *place) undo() error {
+	if p.changed && p.link != "" {
+		return relink(p.m.at(p.path), p.link)
+	}
 	if p.changed && p.there {
 		_, err := replace(p.m.at(p.path), p.was, p.wasPut)
 		return err
@@ -134,6 +149,21 @@ func replace(at string, content []byte, mode fs.FileMode) (put bool, err error) 
 		return false, errors.Join(fmt.Errorf("write %s: %w", at, err), os.Remove(tmp))
 	}
 	return true, syncFolder(filepath.Dir(at))
+}
+
+// relink makes at a link, in one step.
+func relink(at, to string) error {
+	tmp := filepath.Join(filepath.Dir(at), ".mesh-installer-"+filepath.Base(at))
+	if err := remove(tmp); err != nil {
+		return err
+	}
+	if err := os.Symlink(to, tmp); err != nil {
+		return err
+	}
+	if err := os.Rename(tmp, at); err != nil {
+		return errors.Join(err, os.Remove(tmp))
+	}
+	return syncFolder(filepath.Dir(at))
 }
 
 // remove removes a file that may be absent.

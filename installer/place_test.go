@@ -99,3 +99,33 @@ func TestASecondInstallerIsRefused(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestPlaceOverAnAgentThatChangedItself: its link is mesh's own; the same program stays as it is, another takes
+// its place, and undo brings the link back.
+func TestPlaceOverAnAgentThatChangedItself(t *testing.T) {
+	b := newBed(t)
+	const program, at = "/usr/local/bin/mesh-agent", "/var/lib/mesh-agent/agent/abc/mesh-agent"
+	for _, folder := range []string{"/usr/local/bin", "/var/lib/mesh-agent/agent/abc"} {
+		must(t, os.MkdirAll(b.at(folder), 0o755))
+	}
+	b.writeAt(b.at(at), "new", 0o755)
+	must(t, os.Symlink(at, b.at(program)))
+	before := b.tree()
+	p := b.Machine.place(program, 0o755)
+	if changed, err := p.put([]byte("new")); changed || err != nil {
+		t.Errorf("the same program: %v, %v", changed, err)
+	}
+	p = b.Machine.place(program, 0o755)
+	if changed, err := p.put([]byte("placed by hand")); !changed || err != nil || b.read(program) != "placed by hand" {
+		t.Errorf("another program: %v, %v, %q", changed, err, b.read(program))
+	}
+	must(t, p.undo())
+	if diff := cmp.Diff(before, b.tree()); diff != "" {
+		t.Errorf("undo left %s", diff)
+	}
+	must(t, os.RemoveAll(b.at("/var/lib/mesh-agent/agent")))
+	p = b.Machine.place(program, 0o755)
+	if changed, err := p.put([]byte("placed by hand")); !changed || err != nil || b.read(program) != "placed by hand" {
+		t.Errorf("a link to nothing: %v, %v, %q", changed, err, b.read(program))
+	}
+}
