@@ -208,8 +208,7 @@ func containerRemoved(b *boxes) {
 		out, err := b.Run(b.t.Context(), 1, "sh", "-c", "systemctl stop mesh-box-web.service; podman network rm -f mesh-box-back; true")
 		return err == nil, out
 	})
-	b.says("version=one", "data=precious")
-	b.well(1)
+	b.says("version=one", "data=precious") // and it is called well once it has stayed up for a minute
 }
 
 func containerUpgraded(b *boxes) {
