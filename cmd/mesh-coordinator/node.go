@@ -103,6 +103,11 @@ func writeNode(w io.Writer, n controller.NodeAnswer, now time.Time) error {
 			pairs = append(pairs, "unseen", r.Refusals.Why, "not understood", strings.Join(r.Refusals.NotUnderstood, "; "))
 		}
 	}
+	if r := n.Report; r != nil {
+		for _, difference := range r.Exposed {
+			pairs = append(pairs, "exposed", difference)
+		}
+	}
 	for _, note := range n.Notes {
 		pairs = append(pairs, "note", note)
 	}

@@ -66,7 +66,7 @@ func state(k known, seen, listened, now time.Time) (controller.NodeState, string
 		silence = now.Sub(listened)
 	}
 	quiet := k.reported.Report.Number > 0 || k.beats
-	switch why := cmp.Or(failing(k.reported), filteredByOthers(k.node, k.reported)); {
+	switch why := cmp.Or(failing(k.reported), filteredByOthers(k.node, k.reported), openOtherwise(k.node, k.reported)); {
 	case k.reported.Outcome == report.Refused && k.reported.Seq >= k.declared.Sent:
 		return controller.NodeRefused, words(k.reported.Refused)
 	case why != "":

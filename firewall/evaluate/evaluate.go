@@ -175,12 +175,12 @@ func (e *Evaluator) Evaluate(p Packet) Answer {
 		p.Six = p.Source.Unmap().Is6()
 		p.Source = p.Source.Unmap()
 	}
-	x := &explorer{e: e, p: p}
+	x := &explorer{e: e, p: p, steps: mostSteps}
 	verdicts := x.explore(nil)
 	a := x.first
 	slices.SortStableFunc(a.Unless, func(a, b Place) int { return strings.Compare(a.String(), b.String()) })
 	a.Unless = slices.CompactFunc(a.Unless, samePlace)
-	if x.runs >= mostRuns {
+	if x.runs >= mostRuns || x.steps <= 0 { // more than is followed
 		verdicts.add(Accepted)
 		verdicts.add(Refused)
 	}
@@ -208,6 +208,7 @@ type explorer struct {
 	e       *Evaluator
 	p       Packet
 	runs    int
+	steps   int    // left
 	first   Answer // with every unknown condition not met
 	matters []Condition
 }
@@ -215,11 +216,11 @@ type explorer struct {
 // explore follows every continuation of the answers given, and says which verdicts come.
 func (x *explorer) explore(given []bool) verdicts {
 	var all verdicts
-	if x.runs >= mostRuns {
+	if x.runs >= mostRuns || x.steps <= 0 {
 		return all
 	}
 	x.runs++
-	r := &run{e: x.e, p: x.p, given: given}
+	r := &run{e: x.e, p: x.p, given: given, steps: &x.steps}
 	a := r.follow()
 	if x.runs == 1 {
 		x.first = a

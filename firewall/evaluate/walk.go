@@ -118,13 +118,13 @@ type run struct {
 	answer  Answer
 	// exceptions are rules that would decide otherwise for some senders.
 	exceptions []exception
-	steps      int
+	steps      *int // left
 	regs       registers
 }
 
-// mostSteps bounds the rules asked in one run: rule sets in which chains lead to each other again and
-// again.
-const mostSteps = 1 << 20
+// mostSteps bounds the rules asked for one answer: in some rule sets chains lead to each other again and
+// again, and each condition that is not known is followed both ways.
+const mostSteps = 1 << 18
 
 // choose answers a condition that is not known.
 func (r *run) choose(what string, at Place) bool {
@@ -254,11 +254,10 @@ const depth = 16
 // chain asks the rules of a chain in order.
 func (r *run) chain(b *base, c *foreign.Chain, deep int) (ends, Place) {
 	for i := range c.Lines {
-		if r.steps++; r.steps > mostSteps || deep > depth {
+		if *r.steps--; *r.steps <= 0 || deep > depth {
+			*r.steps = 0
 			at := r.place(b, c, nil)
-			if r.choose("xt more rules than are followed", at) {
-				return refused, at
-			}
+			at.Rule = "more rules than are followed"
 			return accepted, at
 		}
 		l := &c.Lines[i]
