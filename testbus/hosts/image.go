@@ -57,6 +57,8 @@ const (
 	Plain Flavour = ""
 	// Podman: the container engine, its storage on the machine's own file system.
 	Podman Flavour = "podman"
+	// Docker: the other engine, whose daemon starts with the host.
+	Docker Flavour = "docker"
 	// Fronts: the front ends of packet filters that people install, none of them switched on.
 	Fronts Flavour = "fronts"
 )
@@ -72,6 +74,8 @@ func (f Flavour) includes() []string {
 	switch f {
 	case Podman:
 		return append(slices.Clone(packages), engine...)
+	case Docker:
+		return append(slices.Clone(packages), "docker.io", "iptables")
 	case Fronts:
 		return append(slices.Clone(packages), fronts...)
 	}
