@@ -113,19 +113,24 @@ func (f *Filter) relink(ctx context.Context) {
 	f.mu.Lock()
 	now, held, trial := f.now, f.table.Digest() != "", f.trial
 	f.mu.Unlock()
-	if held {
-		err = f.follow(ctx, now)
-	}
 	if trial != nil {
-		a, errTrial := f.around(*trial)
-		if errTrial == nil {
-			errTrial = f.cfg.Kernel.Try(ctx, a.table)
-		}
-		err = errors.Join(err, errTrial)
+		err = f.tryAgain(ctx, *trial)
+	}
+	if held {
+		err = errors.Join(err, f.follow(ctx, now))
 	}
 	if err != nil {
 		f.cfg.Log.Error("packet filter does not follow the links", "err", err)
 	}
+}
+
+// tryAgain writes the trial anew around the links of now. It has the token turn.
+func (f *Filter) tryAgain(ctx context.Context, r rules) error {
+	a, err := f.around(r)
+	if err != nil {
+		return err
+	}
+	return f.cfg.Kernel.Try(ctx, a.table)
 }
 
 // follow writes the table anew around the links of now. It has the token turn.
