@@ -31,7 +31,9 @@ func Decode(d *declaration.Declaration) ([]manifest.Manifest, error) { return ne
 // Decoder is Decode for declarations that follow each other: a manifest that is the same text as in the one
 // before is not read again. Nobody may change what it returned. It is for one goroutine; its zero value is
 // ready.
-type Decoder struct{ known map[string]manifest.Manifest } // by text
+type Decoder struct {
+	known map[[sha256.Size]byte]manifest.Manifest // by the SHA-256 of the text
+}
 
 // maxKnown bounds in bytes the text of the manifests that are remembered.
 const maxKnown = 256 << 10
@@ -39,17 +41,18 @@ const maxKnown = 256 << 10
 // Decode is the function of that name.
 func (k *Decoder) Decode(d *declaration.Declaration) ([]manifest.Manifest, error) {
 	out := make([]manifest.Manifest, len(d.Modules))
-	known, size := make(map[string]manifest.Manifest, len(d.Modules)), 0
+	known, size := make(map[[sha256.Size]byte]manifest.Manifest, len(d.Modules)), 0
 	for i, m := range d.Modules {
 		var err error
-		if before, ok := k.known[string(m.Manifest)]; ok {
+		sum := sha256.Sum256(m.Manifest)
+		if before, ok := k.known[sum]; ok {
 			out[i] = before
 		} else {
 			err = strict.Decode(m.Manifest, &out[i])
 		}
 		if err == nil {
 			if size += len(m.Manifest); size <= maxKnown {
-				known[string(m.Manifest)] = out[i]
+				known[sum] = out[i]
 			}
 			continue
 		}

@@ -72,6 +72,7 @@ type Store struct {
 	mu       sync.Mutex // guards the fields below, which mirror the file so that most questions cost no query
 	newest   Accepted   // without Signed
 	slot     int64      // of the newest
+	room     []byte     // for padded
 	ledger   map[string]Row
 	modules  map[string]report.Module
 	rows     int   // waiting in the outbox
@@ -218,7 +219,7 @@ func (s *Store) Accept(ctx context.Context, seq uint64, digest string, signed []
 		if _, err := tx.ExecContext(ctx, `INSERT INTO declaration (slot, seq, accepted, size, digest, padded) VALUES (?, ?, ?, ?, ?, ?)
 			ON CONFLICT (slot) DO UPDATE SET seq = excluded.seq, accepted = excluded.accepted, size = excluded.size,
 			digest = excluded.digest, padded = excluded.padded`,
-			slot, int64(seq), now.UnixMilli(), len(signed), digest, padded(signed)); err != nil {
+			slot, int64(seq), now.UnixMilli(), len(signed), digest, s.padded(signed)); err != nil {
 			return err
 		}
 		return putRows(ctx, tx, dated(intents, now))
@@ -235,10 +236,20 @@ func (s *Store) Accept(ctx context.Context, seq uint64, digest string, signed []
 // grain is what the kept text of a declaration is padded to a multiple of.
 const grain = 512
 
-func padded(signed []byte) []byte {
-	out := make([]byte, (len(signed)+grain-1)/grain*grain)
-	copy(out, signed)
-	return out
+// maxRoom is the longest padded text whose room is kept for the next.
+const maxRoom = 32 << 10
+
+// padded uses the store's own room. It holds mu.
+func (s *Store) padded(signed []byte) []byte {
+	n := (len(signed) + grain - 1) / grain * grain
+	if n > maxRoom {
+		return append(make([]byte, 0, n), signed...)[:n]
+	}
+	s.room = append(s.room[:0], signed...)
+	for len(s.room) < n {
+		s.room = append(s.room, 0)
+	}
+	return s.room
 }
 
 // unpadded is the text in a row; all of it when the size cannot be.

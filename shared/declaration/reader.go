@@ -2,6 +2,7 @@ package declaration
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,7 +16,9 @@ import (
 // is the same text: such a module is not decoded again. What it returns is as Signed.Open's, errors included,
 // but modules of two declarations may share their maps and text: nobody may change them. It is for one
 // goroutine; its zero value is ready.
-type Reader struct{ known map[string]Module } // by the module's text
+type Reader struct {
+	known map[[sha256.Size]byte]Module // by the SHA-256 of the module's text
+}
 
 // maxKnown bounds in bytes the text of the modules that are remembered.
 const maxKnown = 256 << 10
@@ -34,10 +37,11 @@ func (r *Reader) decode(body []byte, d *Declaration) error {
 	if err := strict.Decode(rest, d); err != nil {
 		return err
 	}
-	known, size := make(map[string]Module, len(texts)), 0
+	known, size := make(map[[sha256.Size]byte]Module, len(texts)), 0
 	d.Modules = make([]Module, len(texts))
 	for i, text := range texts {
-		m, seen := r.known[string(text)]
+		sum := sha256.Sum256(text)
+		m, seen := r.known[sum]
 		if !seen {
 			if err := strict.Decode(text, &m); err != nil {
 				return within(fmt.Sprintf("modules[%d]", i), err)
@@ -45,7 +49,7 @@ func (r *Reader) decode(body []byte, d *Declaration) error {
 		}
 		d.Modules[i] = m
 		if size += len(text); size <= maxKnown {
-			known[string(text)] = m
+			known[sum] = m
 		}
 	}
 	r.known = known
