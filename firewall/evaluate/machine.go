@@ -24,11 +24,11 @@ func ReadWorld(ctx context.Context) (World, error) {
 	if err != nil {
 		return w, fmt.Errorf("list links: %w", err)
 	}
-	names := map[int]string{}
+	names, controlled := map[int]string{}, steered()
 	for _, l := range links {
 		a := l.Attrs()
 		names[a.Index] = a.Name
-		x := Link{Name: a.Name, Index: uint32(a.Index), Bridge: l.Type() == "bridge", Steered: a.Xdp != nil && a.Xdp.Attached || steered(l)}
+		x := Link{Name: a.Name, Index: uint32(a.Index), Bridge: l.Type() == "bridge", Steered: a.Xdp != nil && a.Xdp.Attached || controlled[a.Index]}
 		if x.Addresses, err = addresses(l); err != nil {
 			return w, fmt.Errorf("addresses of %s: %w", a.Name, err)
 		}
@@ -50,18 +50,19 @@ func ReadWorld(ctx context.Context) (World, error) {
 	return w, nil
 }
 
-// steered says whether a tc program may see what arrives on l.
-func steered(l netlink.Link) bool {
-	all, err := netlink.QdiscList(l)
+// steered are the links on which a tc program may see what arrives.
+func steered() map[int]bool {
+	all, err := netlink.QdiscList(nil)
 	if err != nil {
-		return false
+		return nil // a kernel without traffic control
 	}
+	links := map[int]bool{}
 	for _, q := range all {
-		if q.Type() == "clsact" || q.Type() == "ingress" {
-			return true
+		if kind := q.Type(); kind == "clsact" || kind == "ingress" {
+			links[q.Attrs().LinkIndex] = true
 		}
 	}
-	return false
+	return links
 }
 
 func addresses(l netlink.Link) (all []netip.Prefix, err error) {

@@ -13,7 +13,7 @@ import (
 // Bypass is something over which packets pass, or are refused, without the rules that a listing shows
 // (NET-16). Legacy xtables are another; Report.LegacyTables has them.
 type Bypass struct {
-	// What is macvlan, macvtap, ipvlan, ipvtap, xdp or flowtable.
+	// What is macvlan, macvtap, ipvlan, ipvtap, xdp, tc or flowtable.
 	What string `json:"what"`
 	// Name is the link's, or "inet x f" of a flowtable.
 	Name string `json:"name"`
@@ -47,6 +47,23 @@ func readBypass(ctx context.Context, rs *Ruleset) {
 		}
 		if a.Xdp != nil && a.Xdp.Attached {
 			rs.Bypass = append(rs.Bypass, Bypass{"xdp", a.Name, "a program sees its packets before any rule, and may refuse or redirect them"})
+		}
+	}
+	rs.traffic(names)
+}
+
+// traffic adds the links on which traffic control looks at what arrives: where programs of tc are hooked in.
+func (r *Ruleset) traffic(names map[int]string) {
+	queues, err := netlink.QdiscList(nil)
+	if err != nil {
+		return // a kernel without traffic control has none
+	}
+	for _, q := range queues {
+		if kind := q.Type(); kind != "clsact" && kind != "ingress" {
+			continue
+		}
+		if name := names[q.Attrs().LinkIndex]; name != "" {
+			r.Bypass = append(r.Bypass, Bypass{"tc", name, "programs of traffic control may see its packets before any rule, and refuse, mark or redirect them"})
 		}
 	}
 }

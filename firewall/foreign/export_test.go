@@ -9,8 +9,13 @@ import (
 )
 
 // Decode gives b, messages as the kernel dumps them, to each step of a reading in turn.
-func Decode(b []byte) Ruleset {
-	var d decoder
+func Decode(b []byte) Ruleset { return decode(b, false) }
+
+// DecodeAll is Decode that keeps rules and sets whole.
+func DecodeAll(b []byte) Ruleset { return decode(b, true) }
+
+func decode(b []byte, whole bool) Ruleset {
+	d := decoder{whole: whole}
 	for _, step := range []func(nfnetlink.Message){d.table, d.chain, d.set, d.rule, d.flowtable} {
 		for m := range nfnetlink.Messages(b) {
 			step(m)
@@ -22,6 +27,11 @@ func Decode(b []byte) Ruleset {
 			var a acts
 			for m := range nfnetlink.Messages(b) {
 				d.elements(t, &t.Maps[j], &a, m)
+			}
+		}
+		for j := range t.Sets {
+			for m := range nfnetlink.Messages(b) {
+				t.Sets[j].fill(m)
 			}
 		}
 	}

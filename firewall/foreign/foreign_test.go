@@ -146,7 +146,9 @@ func TestBypass(t *testing.T) {
 	s := netlab.NewSpace(t, "host")
 	s.Run("", "ip", "link", "add", "v0", "type", "veth", "peer", "name", "v1")
 	s.Run("", "ip", "link", "add", "mv0", "link", "v0", "type", "macvlan")
-	want := []foreign.Bypass{{What: "macvlan", Name: "mv0", Why: "what it carries leaves and comes over v0 without the rules for that link"}}
+	s.Run("", "tc", "qdisc", "add", "dev", "v1", "clsact")
+	want := []foreign.Bypass{{What: "macvlan", Name: "mv0", Why: "what it carries leaves and comes over v0 without the rules for that link"},
+		{What: "tc", Name: "v1", Why: "programs of traffic control may see its packets before any rule, and refuse, mark or redirect them"}}
 	if diff := gocmp.Diff(want, read(t, s).Bypass); diff != "" {
 		t.Error(diff)
 	}
@@ -250,6 +252,7 @@ func FuzzDecode(f *testing.F) {
 		f.Add(dump(f, s))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
+		foreign.Bans(foreign.DecodeAll(b))
 		rs := foreign.Decode(b)
 		if len(rs.NotUnderstood) > 100 {
 			t.Errorf("%d notes", len(rs.NotUnderstood))
