@@ -60,7 +60,7 @@ func (r foundRule) words() string {
 		}
 		name, data := expression(e)
 		switch name {
-		case "counter":
+		case "counter", "objref": // objref names a counter mostly
 		case "meta":
 			out = append(out, metaWord(data))
 		case "cmp":

@@ -12,9 +12,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"mesh/agent/filter"
+	"mesh/firewall"
 	"mesh/firewall/foreign"
 	"mesh/shared/declaration"
 	"mesh/shared/refusal"
+	"mesh/shared/rule"
 	"mesh/shared/strict"
 )
 
@@ -26,7 +28,7 @@ func firewallCommand(at *places) *cobra.Command {
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		Example: "  mesh-agent firewall read\n  mesh-agent firewall render --declaration declaration.json | nft -c -f -",
 	}
-	cmd.AddCommand(firewallReadCommand(at), firewallRenderCommand())
+	cmd.AddCommand(firewallReadCommand(at), firewallRenderCommand(), firewallEndCommand())
 	return cmd
 }
 
@@ -184,4 +186,30 @@ func render(ctx context.Context, w io.Writer, want *declaration.Filter) error {
 	}
 	_, err = io.WriteString(w, head+table.Text())
 	return err
+}
+
+// firewallEndCommand is "mesh-agent firewall end": a withdrawn rule bites at once.
+func firewallEndCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "end RULE...", Short: "End the flows under way of rules that were withdrawn", Args: cobra.MinimumNArgs(1),
+		Long: `Have the kernel forget the flows that came in under these rules. A withdrawn rule lets nothing new in, but
+flows under way live on; forgotten, their next packet meets the rules as they are now. One that another rule
+lets in goes on.`,
+		Example: "  sudo mesh-agent firewall end '8080/tcp from anywhere' 'gre from 192.0.2.0/24'",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			withdrawn := make([]rule.Allow, len(args))
+			for i, words := range args {
+				var err error
+				if withdrawn[i], err = rule.ParseAllow(words); err != nil {
+					return err
+				}
+			}
+			ended, err := firewall.EndFlows(cmd.Context(), withdrawn)
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%d flows ended\n", ended)
+			return err
+		},
+	}
 }

@@ -6,8 +6,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"mesh/firewall/foreign"
+	"mesh/shared/refusal"
 	"mesh/testbus/netlab"
 )
 
@@ -41,6 +43,27 @@ func TestFirewallRead(t *testing.T) {
 		if err != nil || !strings.Contains(out, words) {
 			t.Errorf("no %q in %s, %v", words, out, err)
 		}
+	}
+}
+
+// A withdrawn rule bites at once where a person asks for it.
+func TestFirewallEnd(t *testing.T) {
+	lab := netlab.New(t)
+	lab.Host.Run("table inet t {\nchain c {\ntype filter hook input priority 0;\nct state established accept\n}\n}\n", "nft", "-f", "-")
+	lab.Host.Serve("tcp", "[::]:22")
+	c, err := lab.Outside.Dial("tcp", netlab.HostOutside4+":22", 5*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if out, err := in(t, lab.Host, "firewall", "end", "80/tcp from anywhere", "vrrp from tunnel"); err != nil || out != "0 flows ended\n" {
+		t.Errorf("%q, %v", out, err)
+	}
+	if out, err := in(t, lab.Host, "firewall", "end", "22/tcp from 203.0.113.0/24"); err != nil || out != "1 flows ended\n" {
+		t.Errorf("%q, %v", out, err)
+	}
+	if out, err := in(t, lab.Host, "firewall", "end", "22"); refusal.Of(err) == nil {
+		t.Errorf("%q, %v", out, err)
 	}
 }
 
