@@ -24,7 +24,7 @@ type part struct {
 // stages are the parts in the order of their start; they stop in the reverse order.
 func (c *Coordinator) stages() [][]part {
 	n := notifier{c.cfg.Notify}
-	return [][]part{
+	all := [][]part{
 		{{"watchdog", func(ctx context.Context) error { return n.watch(ctx, c.cfg.Clock, c.cfg.Watchdog, c.well) }}, {"user list", c.users.run}},
 		{{"hear", c.hear.Run}, {"artifacts", c.keeper.Run}},
 		// Together: an answer that waits for news of a push ends with the pushes.
