@@ -170,6 +170,7 @@ type Engine struct {
 	reader    declaration.Reader    // and of what came last, what need not be read again
 	decoder   resource.Decoder      // the same for manifests
 	passed    resource.Passed       // manifests that keep the rules
+	expanded  resource.Expanded     // of the modules of the last declaration, what need not be expanded again
 	seen      map[string]file.State // what was read at a path and can be told unchanged by stat
 	accounts  user.Accounts
 	passwd    [2]file.Fingerprint // of the files accounts was read from
@@ -215,7 +216,7 @@ func New(cfg Config) (*Engine, error) {
 	if cfg.FailPoint == nil {
 		cfg.FailPoint = func(string) {}
 	}
-	e := &Engine{cfg: cfg, root: cfg.Host.Files, turn: make(chan struct{}, 1), passed: resource.Passed{}, seen: map[string]file.State{},
+	e := &Engine{cfg: cfg, root: cfg.Host.Files, turn: make(chan struct{}, 1), passed: resource.Passed{}, expanded: resource.Expanded{}, seen: map[string]file.State{},
 		pauses: map[subject.Module]*pause{}, lives: map[string]life{}, indexes: map[string]*index{}, mended: map[string]time.Time{}, said: map[string]report.Drift{}}
 	e.turn <- struct{}{}
 	if e.root == nil {

@@ -34,7 +34,7 @@ func (e *Engine) look(ctx context.Context, w *work, manifests []manifest.Manifes
 	}
 	machine, box := e.machine(manifests)
 	w.resources, w.unreadable = resource.Expand(resource.Input{
-		Declaration: w.d, Manifests: manifests, Machine: machine, Engine: box, BundleDir: e.cfg.BundleDir, Passed: e.passed,
+		Declaration: w.d, Manifests: manifests, Machine: machine, Engine: box, BundleDir: e.cfg.BundleDir, Passed: e.passed, Expanded: e.expanded,
 		Open: func(m subject.Module, key string, s credential.Sealed) (string, error) {
 			return s.Open(e.cfg.Curve, e.cfg.Node, m, key)
 		},

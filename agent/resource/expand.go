@@ -94,6 +94,46 @@ type Input struct {
 	BundleDir string
 	// Passed are manifests that need not be held against the rules again; nil for none.
 	Passed Passed
+	// Expanded are modules that need not be expanded again; nil for none.
+	Expanded Expanded
+}
+
+// Expanded are the resources of the modules of the declaration before: a declaration.Reader gives a module
+// whose text is the same the very same manifest. Those with secrets and containers are not remembered. Expand
+// replaces what is there; nobody may change what it returned.
+type Expanded map[subject.Module]expanded
+
+type expanded struct {
+	manifest  *byte // where its text is
+	machine   Machine
+	resources []Resource
+}
+
+// of expands m, unless it did.
+func (x Expanded) of(in Input, m *declaration.Module, plain *manifest.Manifest) ([]Resource, error) {
+	if x == nil || len(m.Manifest) == 0 || len(m.Secrets) > 0 || len(plain.Run.Containers) > 0 {
+		delete(x, m.Name)
+		return expandModule(in, m, plain)
+	}
+	at := &m.Manifest[0]
+	if before, ok := x[m.Name]; ok && before.manifest == at && before.machine == in.Machine {
+		return before.resources, nil
+	}
+	delete(x, m.Name)
+	all, err := expandModule(in, m, plain)
+	if err == nil {
+		x[m.Name] = expanded{at, in.Machine, all}
+	}
+	return all, err
+}
+
+// only forgets the modules that are not of d.
+func (x Expanded) only(d *declaration.Declaration) {
+	if len(x) > len(d.Modules) {
+		maps.DeleteFunc(x, func(name subject.Module, _ expanded) bool {
+			return !slices.ContainsFunc(d.Modules, func(m declaration.Module) bool { return m.Name == name })
+		})
+	}
 }
 
 // Passed are the manifests, by the SHA-256 of their text, that were held against the rules and kept them:
@@ -130,11 +170,12 @@ func Expand(in Input) ([]Resource, map[subject.Module]error) {
 	claims := claims{}
 	for i := range modules {
 		var err error
-		if found[i], err = expandModule(in, &modules[i], &in.Manifests[i]); err != nil {
+		if found[i], err = in.Expanded.of(in, &modules[i], &in.Manifests[i]); err != nil {
 			failed[modules[i].Name] = err
 			claims.note(modules[i].Name, &in.Manifests[i])
 		}
 	}
+	in.Expanded.only(in.Declaration)
 	var all []Resource
 	for i, m := range modules {
 		if failed[m.Name] != nil {
