@@ -179,6 +179,7 @@ type Engine struct {
 	lives     map[string]life // of the units that should run
 	box       *engine.Engine  // the container engine, when one was found
 	boxed     map[string]bool // the declared units that are containers
+	builtIn   map[string]bool // kernel modules that are built in, once it was asked for; nil before
 	pulls     pulls
 	indexes   map[string]*index       // of the bundles that are there, by folder
 	mended    map[string]time.Time    // when a bundle's folder was put right last

@@ -14,6 +14,8 @@ import (
 const (
 	sysctls = "/proc/sys"
 	modules = "/sys/module"
+	// maxBuiltIn bounds the list of modules that are built in.
+	maxBuiltIn = 4 << 20
 )
 
 // sysctlPath is the file of a setting by its name with dots, in which a slash stands for a dot in a name
@@ -53,12 +55,31 @@ func (r *run) setSysctl(ctx context.Context, key, value string) error {
 // modulePath is there while a kernel module is loaded, or built in with parameters.
 func modulePath(name string) string { return path.Join(modules, strings.ReplaceAll(name, "-", "_")) }
 
+// moduleLoaded reports whether the kernel has the module. One that was built in shows in /sys only when it has
+// parameters, and is in a list beside the modules else.
 func (e *Engine) moduleLoaded(name string) bool {
-	st, err := e.root.Stat(modulePath(name))
-	return err == nil && st.Exists
+	if st, err := e.root.Stat(modulePath(name)); err == nil && st.Exists {
+		return true
+	}
+	if e.builtIn == nil {
+		e.builtIn = map[string]bool{}
+		release, err := os.ReadFile(filepath.Join(e.root.Path(), sysctls, "kernel/osrelease"))
+		if err != nil {
+			return false
+		}
+		list, err := e.root.Read(path.Join("/lib/modules", strings.TrimSpace(string(release)), "modules.builtin"), maxBuiltIn)
+		if err != nil {
+			return false // a machine may have none: a container host without modules of its own
+		}
+		for line := range strings.Lines(string(list)) {
+			base, _, _ := strings.Cut(path.Base(strings.TrimSpace(line)), ".")
+			e.builtIn[strings.ReplaceAll(base, "-", "_")] = true
+		}
+	}
+	return e.builtIn[strings.ReplaceAll(name, "-", "_")]
 }
 
-// loadModule loads a kernel module. One that is built into the kernel may show nowhere; modprobe knows.
+// loadModule loads a kernel module.
 func (r *run) loadModule(ctx context.Context, name string) error {
 	if r.cfg.Host.Runner == nil {
 		return errNoUnits
@@ -70,6 +91,8 @@ func (r *run) loadModule(ctx context.Context, name string) error {
 	case exit != 0:
 		return refusal.New("kernel module "+name, "modprobe ended with "+fmt.Sprint(exit)+": "+strings.TrimSpace(out),
 			"install the kernel's modules package, or take it out of the module")
+	case !r.moduleLoaded(name):
+		return refusal.New("kernel module "+name, "modprobe took the name, and yet the kernel has no such module: it is another one's alias", "declare the module by its own name")
 	}
 	return nil
 }

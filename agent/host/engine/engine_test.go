@@ -132,13 +132,14 @@ func TestWhatIsThereIsNotMadeAgain(t *testing.T) {
 func TestSubnets(t *testing.T) {
 	taken := []netip.Prefix{netip.MustParsePrefix("10.89.1.0/25"), netip.MustParsePrefix("0.0.0.0/0")}
 	for _, tt := range []struct{ name, subnet, want, refused string }{
+		{"free, and the file of the name was lost in a power cut", "", "--subnet=10.89.2.0/24", ""},
 		{"free", "", "--subnet=10.89.2.0/24", ""},
 		{"declared", "10.5.0.0/24", "--subnet=10.5.0.0/24", ""},
 		{"declared on a route", "10.89.1.0/24", "", "10.89.1.0/25"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := &stub{}
-			e := on(t, podman, s, map[string]string{"/etc/containers/networks/netx.json": network})
+			e := on(t, podman, s, map[string]string{"/etc/containers/networks/netx.json": network, "/etc/containers/networks/new.json": ""})
 			n := engine.Network{Name: "new"}
 			if tt.subnet != "" {
 				n.Subnet = netip.MustParsePrefix(tt.subnet)

@@ -47,7 +47,12 @@ func (e *Engine) Network(name string) (n *Network, known bool, err error) {
 		return nil, false, err
 	}
 	n, err = parseNetwork(b)
-	return n, err == nil, err
+	if err != nil {
+		// Podman does not sync it: after a power cut it may be empty. Podman passes such a file over, and writes it
+		// anew for the next network of the name.
+		return nil, true, nil
+	}
+	return n, true, nil
 }
 
 // NetworkFile is where podman keeps the network of that name.
@@ -143,25 +148,28 @@ func labels(all map[string]string) (args []string) {
 	return args
 }
 
-// pool is where networks without a declared subnet come from: podman's own default pool.
-var pool = netip.MustParsePrefix("10.89.0.0/16")
+// pools are where networks without a declared subnet come from: podman's own default pool first, then what few
+// use.
+var pools = [...]netip.Prefix{netip.MustParsePrefix("10.89.0.0/16"), netip.MustParsePrefix("172.29.0.0/16"), netip.MustParsePrefix("192.168.0.0/16")}
 
-// free is the first range of the pool that nothing on the machine uses.
+// free is the first range of the pools that nothing on the machine uses.
 func (e *Engine) free(taken []netip.Prefix) (netip.Prefix, error) {
 	used, err := e.subnets()
 	if err != nil {
 		return netip.Prefix{}, err
 	}
 	used = append(used, taken...)
-	base := pool.Addr().As4()
-	for i := range 256 {
-		base[2] = byte(i)
-		p := netip.PrefixFrom(netip.AddrFrom4(base), 24)
-		if _, in := overlaps(p, used); !in {
-			return p, nil
+	for _, pool := range pools {
+		base := pool.Addr().As4()
+		for i := range 256 {
+			base[2] = byte(i)
+			p := netip.PrefixFrom(netip.AddrFrom4(base), 24)
+			if _, in := overlaps(p, used); !in {
+				return p, nil
+			}
 		}
 	}
-	return netip.Prefix{}, refusal.New("a network", fmt.Sprintf("no subnet of %v is free on this machine", pool), "declare a subnet")
+	return netip.Prefix{}, refusal.New("a network", fmt.Sprintf("no subnet of %v is free on this machine", pools), "declare a subnet")
 }
 
 // subnets are those of podman's networks; docker's show as routes.

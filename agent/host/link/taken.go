@@ -12,8 +12,8 @@ import (
 )
 
 // Taken lists the ranges of addresses that a route of this network namespace leads to, sorted, each once:
-// what a new network must not cover. Routes to everywhere, to single addresses of the machine itself and over
-// podman's own bridges are not among them; of those podman knows.
+// what a new network must not cover. Routes to everywhere or nearly so, to addresses of the machine itself and
+// over podman's own bridges are not among them; of the latter podman knows.
 func Taken(ctx context.Context) ([]netip.Prefix, error) {
 	names := map[int]string{}
 	links, err := consistent(ctx, readLinks)
@@ -27,7 +27,7 @@ func Taken(ctx context.Context) ([]netip.Prefix, error) {
 		every := &netlink.Route{Table: unix.RT_TABLE_UNSPEC}
 		err = netlink.RouteListFilteredIter(netlink.FAMILY_ALL, every, netlink.RT_FILTER_TABLE, func(r netlink.Route) bool {
 			route, ok := routeOf(r)
-			if !ok || !route.Unicast || route.Table == unix.RT_TABLE_LOCAL || route.Dst.Bits() == 0 || route.Dst.Addr().IsLinkLocalUnicast() {
+			if !ok || !route.Unicast || route.Table == unix.RT_TABLE_LOCAL || isWide(route.Dst) || route.Dst.Addr().IsLinkLocalUnicast() {
 				return true
 			}
 			if !slices.ContainsFunc(route.Links, func(i int) bool { return strings.HasPrefix(names[i], "podman") }) {
