@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"mesh/agent/state"
 	"mesh/shared/refusal"
@@ -146,10 +147,21 @@ var ErrDown = errors.New("the agent is not running")
 
 // Read reads the Document of a running daemon.
 func Read(path string) (*Document, error) {
-	b, err := os.ReadFile(path)
+	d, err := read(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, ErrDown
 	}
+	if err != nil {
+		return nil, err
+	}
+	if started, err := startedAt(d.Daemon.PID); err != nil || started != d.Daemon.Started {
+		return nil, ErrDown
+	}
+	return d, nil
+}
+
+func read(path string) (*Document, error) {
+	b, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
@@ -157,10 +169,34 @@ func Read(path string) (*Document, error) {
 	if err := json.Unmarshal(b, &d); err != nil {
 		return nil, fmt.Errorf("%s is not understood: %w", path, err)
 	}
-	if started, err := startedAt(d.Daemon.PID); err != nil || started != d.Daemon.Started {
-		return nil, ErrDown
-	}
 	return &d, nil
+}
+
+// closing is how long a daemon may take from its last Document to the last write of its store.
+const closing = 5 * time.Second
+
+// Last is what a daemon that is down said last of what the store holds too: it is read in half the time. ok
+// is false when it left nothing, or the store was written later. r is for what only a running daemon knows.
+func Last(path, store string, r Runtime) (d *Document, ok bool) {
+	said, err := os.Stat(path)
+	if err != nil {
+		return nil, false
+	}
+	for _, suffix := range []string{"", "-wal"} {
+		if written, err := os.Stat(store + suffix); err == nil && written.ModTime().Sub(said.ModTime()) > closing {
+			return nil, false
+		} else if err != nil && suffix == "" {
+			return nil, false // another mesh's, or gone
+		}
+	}
+	if d, err = read(path); err != nil || d.Format != Format || d.Node != r.Node || d.Mesh != r.Mesh {
+		return nil, false
+	}
+	d.At, d.Agent, d.Daemon, d.Bus, d.Profile = r.At, r.Agent, Daemon{}, Bus{}, nil
+	d.Uplinks, d.Tunnel, d.Filter, d.Strays, d.Left, d.FreeDisk = nil, "", nil, nil, nil, 0
+	d.Declaration.Drift = ""
+	d.fill()
+	return d, true
 }
 
 // Self is this process, for the Document of a daemon.

@@ -182,13 +182,16 @@ func (s shower) document(ctx context.Context) (*show.Document, error) {
 	if err == nil || !errors.Is(err, show.ErrDown) {
 		return d, err
 	}
+	r := show.Runtime{At: s.clk.Now().UnixMilli(), Agent: report.Agent{Version: version.String()}}
+	r.Node, r.Mesh = whose(filepath.Join(s.at.state, agent.CredentialFile))
+	if d, ok := show.Last(filepath.Join(s.at.run, agent.StatusFile), filepath.Join(s.at.state, agent.StateFile), r); ok {
+		return d, nil
+	}
 	store, err := s.open(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer store.Close()
-	r := show.Runtime{At: s.clk.Now().UnixMilli(), Agent: report.Agent{Version: version.String()}}
-	r.Node, r.Mesh = whose(filepath.Join(s.at.state, agent.CredentialFile))
 	return show.Gather(ctx, store, r)
 }
 

@@ -251,6 +251,33 @@ func TestShowWithTheDaemonDown(t *testing.T) {
 	}
 }
 
+// TestShowOfWhatTheDaemonSaidLast: a daemon that is down left its last word. That is shown, unless the store was
+// written later, or the machine is another's by now.
+func TestShowOfWhatTheDaemonSaidLast(t *testing.T) {
+	h := newHost(t)
+	h.store()
+	h.daemon(func(d *show.Document) { d.Daemon.Started++ }) // one of before
+	status := filepath.Join(h.run, agent.StatusFile)
+	said := func(want string, never string) {
+		t.Helper()
+		out, errs, code := h.show()
+		if code != 1 || errs != "" || !strings.Contains(out, "the agent is not running") || !strings.Contains(out, want) || strings.Contains(out, never) {
+			t.Errorf("exit %d, %q, %q", code, out, errs)
+		}
+	}
+	said("hello", "notes") // notes is in the store only
+	if out, _, _ := h.show(); strings.Contains(out, "eth0") || strings.Contains(out, "192.0.2.1") {
+		t.Errorf("what only a running daemon knows is shown: %s", out)
+	}
+	old := clock.Real().Now().Add(-time.Minute)
+	if err := os.Chtimes(status, old, old); err != nil {
+		t.Fatal(err)
+	}
+	said("notes", "eth0")
+	h.daemon(func(d *show.Document) { d.Daemon.Started++; d.Node = "db2" })
+	said("notes", "db2")
+}
+
 func TestShowOnAMachineInNoMesh(t *testing.T) {
 	h := newHost(t)
 	for _, args := range [][]string{nil, {"hello"}, {"history"}, {"declaration"}, {"--json"}, {"--watch"}} {
