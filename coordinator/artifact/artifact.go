@@ -185,14 +185,14 @@ func (k *Keeper) Ready(ctx context.Context, all []declaration.Artifact, wait tim
 			return nil, nil, err
 		}
 		switch {
-		case have < a.Chunks || more:
+		case have < a.Chunks:
 			lacking = append(lacking, Lack{a.Digest, have})
 			if known[a.Digest] { // the bus lost it, and what comes now is somebody's word again
 				if err := k.cfg.Records.SetVerified(ctx, a, false); err != nil {
 					return nil, nil, err
 				}
 			}
-		case !known[a.Digest]:
+		case !known[a.Digest] || more: // what stands past its end is somebody's mistake, or worse
 			jobs = append(jobs, k.ask(a, true, false))
 		}
 	}
@@ -246,10 +246,52 @@ func (k *Keeper) read(ctx context.Context, a declaration.Artifact) (right bool, 
 		return false, err
 	}
 	if why == "" {
-		return true, nil
+		return true, k.trim(ctx, a)
+	}
+	if busy, err := k.busy(ctx, a); err != nil || busy {
+		return false, err
 	}
 	k.cfg.Log.Error("an artifact on the bus is not what its name says: it is taken off, and has to be registered again", "artifact", a.Digest, "why", why)
 	return false, k.remove(ctx, a.Digest)
+}
+
+// busy says that more chunks lie under the digest than a has, and that some came a moment ago: whoever asked
+// with these numbers may be wrong, and another one's upload under way.
+func (k *Keeper) busy(ctx context.Context, a declaration.Artifact) (bool, error) {
+	stream, err := k.js.Stream(ctx, string(subject.Artifacts))
+	if err != nil {
+		return false, fmt.Errorf("look for artifact %.12s: %w", a.Digest, err)
+	}
+	_, more, err := chunksOf(ctx, stream, a)
+	if err != nil || !more {
+		return false, err
+	}
+	newest, err := newestChunk(ctx, stream, a.Digest)
+	return k.cfg.Clock.Now().Sub(newest) < quiet, err
+}
+
+// quiet is how long after its last chunk an upload counts as over.
+const quiet = time.Minute
+
+// trim takes off what stands past the end of an artifact that was found right.
+func (k *Keeper) trim(ctx context.Context, a declaration.Artifact) error {
+	stream, err := k.js.Stream(ctx, string(subject.Artifacts))
+	if err != nil {
+		return fmt.Errorf("look for artifact %.12s: %w", a.Digest, err)
+	}
+	info, err := stream.Info(ctx, jetstream.WithSubjectFilter(subject.Chunks(a.Digest)))
+	if err != nil {
+		return fmt.Errorf("look for artifact %.12s: %w", a.Digest, err)
+	}
+	for n := range a.Chunks {
+		delete(info.State.Subjects, subject.Chunk(a.Digest, n))
+	}
+	for extra := range info.State.Subjects {
+		if err := stream.Purge(ctx, jetstream.WithPurgeSubject(extra)); err != nil {
+			return fmt.Errorf("take %s off the bus: %w", extra, err)
+		}
+	}
+	return nil
 }
 
 // judge says what is wrong with an artifact's bytes, or "".

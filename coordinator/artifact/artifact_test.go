@@ -200,6 +200,39 @@ func TestOtherNumbersTakeNothingAway(t *testing.T) {
 	}
 }
 
+// A chunk past the end, put there by mistake or on purpose, keeps nobody from registering.
+func TestChunksPastTheEnd(t *testing.T) {
+	b := begin(t)
+	b.runs()
+	content := noise(2 * bundle.ChunkSize)
+	a := named(content)
+	b.put(a, content, 0, a.Chunks)
+	extra := subject.Chunk(a.Digest, 77)
+	b.ok(b.ada.Publish(t.Context(), extra, []byte("x"), ""))
+	if got := b.lacking(a); got != "" {
+		t.Errorf("lacking %q", got)
+	}
+	if _, err := b.core.Last(t.Context(), subject.Artifacts, extra); err == nil {
+		t.Error("the chunk past the end is still there")
+	}
+	// Wrong bytes and one too many: once nobody uploads any more, all of it goes.
+	wrong := noise(2 * bundle.ChunkSize)
+	w := named(wrong)
+	b.put(w, content, 0, w.Chunks)
+	b.ok(b.ada.Publish(t.Context(), subject.Chunk(w.Digest, 77), []byte("x"), ""))
+	if got := b.lacking(w); got == "" || !b.there(w) {
+		t.Errorf("while somebody may upload: lacking %q, there %v", got, b.there(w))
+	}
+	b.clock.Advance(2 * time.Minute)
+	if got := b.lacking(w); got == "" || b.there(w) {
+		t.Errorf("later: lacking %q, there %v", got, b.there(w))
+	}
+	b.put(w, wrong, 0, w.Chunks)
+	if got := b.lacking(w); got != "" {
+		t.Errorf("put there again: lacking %q", got)
+	}
+}
+
 // While what came is being read, who asks is told so.
 func TestCheckingIsSaid(t *testing.T) {
 	b := begin(t) // nobody reads
