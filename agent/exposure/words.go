@@ -124,8 +124,11 @@ func (m *Machine) do(a evaluate.Answer, ask string, from netip.Addr) string {
 }
 
 func ownerOf(p evaluate.Place) string {
-	if len(p.Owner) == 0 {
+	switch {
+	case len(p.Owner) == 0:
 		return ""
+	case slices.Contains(p.Owner, "fail2ban"): // inside ufw's chain
+		return "fail2ban"
 	}
 	return p.Owner[0]
 }

@@ -123,6 +123,7 @@ func TestConditions(t *testing.T) {
 		"no syn":                      {"tcp flags & (fin|syn|rst|ack) != syn drop; accept", ssh, evaluate.Accepted, "accept"},
 		"original port":               {"meta l4proto tcp ct original proto-dst 22 accept", ssh, evaluate.Accepted, "ct original proto-dst 22 accept"},
 		"multicast":                   {"ip daddr 224.0.0.0/4 accept", ssh, evaluate.Refused, "policy drop"},
+		"hardware of nobody":          {"ether saddr 02:00:00:00:00:01 drop; accept", ssh, evaluate.Accepted, "unless"},
 		"not to all":                  {"meta pkttype != host drop; accept", ssh, evaluate.Accepted, "accept"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -218,6 +218,9 @@ COMMIT
 -A INPUT -p tcp -m tcp --dport 80 -m connlimit --connlimit-above 50 -j DROP
 -A INPUT -p tcp -m tcp ! --tcp-flags FIN,SYN,RST,ACK SYN -m conntrack --ctstate NEW -j DROP
 -A INPUT -m pkttype --pkt-type multicast -j DROP
+-A INPUT -m physdev --physdev-is-bridged -j DROP
+-A INPUT -m physdev ! --physdev-is-in -p udp -j DROP
+-A INPUT -m mac --mac-source 02:11:22:33:44:55 -j DROP
 -A INPUT -p tcp -m tcp --dport 8080 -m policy --dir in --pol none -j DROP
 COMMIT
 `}}},

@@ -131,11 +131,27 @@ func (s *step) payload(x expression) truth {
 		return yes
 	}
 	v := unknownValue(n)
-	if header != nil {
+	switch {
+	case header != nil:
 		v = part(*header, at, n)
+	case x.number(unix.NFTA_PAYLOAD_BASE) == unix.NFT_PAYLOAD_LL_HEADER:
+		v = part(s.frame(), at, n)
 	}
 	s.regs.put(x.number(unix.NFTA_PAYLOAD_DREG), v)
 	return yes
+}
+
+// frame is the header of Ethernet: its sender is one that no rule names.
+func (s *step) frame() value {
+	const sender, kind = 6, 12
+	v := unknownValue(14)
+	for i := sender; i < kind; i++ {
+		v.k[i] = source
+	}
+	protocol, _ := s.metaValue(unix.NFT_META_PROTOCOL)
+	copy(v.b[kind:], protocol.b)
+	v.k[kind], v.k[kind+1] = sure, sure
+	return v
 }
 
 // Bits of the state and status of a connection (linux/netfilter/nf_conntrack_common.h), as nft has

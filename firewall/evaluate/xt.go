@@ -126,6 +126,12 @@ func decodeRare(name string, rev uint32, b *blob) xt {
 		return never{"-m " + name} // an ordinary packet has none of these headers
 	case "sctp", "dccp":
 		return never{"-m " + name}
+	case "physdev": // the names of two ports with masks, what is inverted, what is asked
+		return physdev{inverted: b.u8(64), asked: b.u8(65)}
+	case "mac": // an address of hardware, with room behind it
+		return rateMatch{over: b.u32(8) == 0, text: "-m mac"}
+	case "helper":
+		return never{"-m helper"} // a new flow has none
 	case "rpfilter":
 		return rpFilter{loose: b.u8(0)&1 != 0, not: b.u8(0)&8 != 0}
 	case "policy":

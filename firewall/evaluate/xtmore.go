@@ -81,6 +81,18 @@ func (m rpFilter) asks(s *step) truth {
 	return truthOf((name != "") != m.not)
 }
 
+// physdev asks for ports of a bridge: a packet that arrived over another link came over none.
+type physdev struct{ inverted, asked uint8 }
+
+func (m physdev) asks(s *step) truth {
+	if s.in.Bridge {
+		return perhaps
+	}
+	return truthOf(m.asked&^m.inverted == 0)
+}
+
+func (m physdev) words() string { return "-m physdev" }
+
 // decodePolicy knows IPsec's policies: an ordinary packet came by none.
 func decodePolicy(b *blob) xt {
 	const elements, none = 4 * 76, 4 // four policies, then the flags

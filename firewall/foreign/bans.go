@@ -247,8 +247,10 @@ func ruleBans(rs *Ruleset) (all []Ban) {
 				continue
 			}
 			owner := ""
-			if owners := whose.Rule(t, c, l); len(owners) == 1 && kindOf(owners[0]) == kindBans {
-				owner = owners[0]
+			for _, o := range whose.Rule(t, c, l) {
+				if kindOf(o) == kindBans {
+					owner = o
+				}
 			}
 			if owner == "" {
 				continue

@@ -378,7 +378,7 @@ func (h here) ownersOfRule(c *Chain, named string, a Act) []string {
 	case c.Name == "DOCKER-USER": // docker leaves it to people; bans come here too
 		return []string{cmp.Or(h.tool(a.Hint), unknown)}
 	case named == "ufw" && strings.HasSuffix(c.Name, "-user-input") && a.Hint == hintOneSource:
-		return []string{"fail2ban"}
+		return []string{named, "fail2ban"} // its ban, which goes with ufw all the same
 	case named != "":
 		return []string{named}
 	case h.tool(a.Hint) != "":
