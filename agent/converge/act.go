@@ -24,8 +24,9 @@ const (
 	mostSaved = 16 << 20
 	// runBound bounds one program; a front end with thousands of rules takes a while.
 	runBound = 3 * time.Minute
-	// unitName is what the programs run as.
-	unitName = "mesh-converge"
+	// unitName is what the programs run as. It does not begin as units of modules do: word of those has the
+	// machine looked at again, and so what failed tried again, at once.
+	unitName = "converge-by-mesh"
 )
 
 // savers are the programs whose output describes iptables' rules, and those that take it back.
@@ -33,7 +34,7 @@ var savers = [...]struct{ save, restore string }{{"iptables-save", "iptables-res
 
 // describe writes down how p is, before anything is done to it.
 func (c *Converger) describe(ctx context.Context, p prospect) (front, error) {
-	f := front{Name: p.Name, Units: p.units, Text: p.text, Tables: p.tables}
+	f := front{Name: p.Name, Units: p.units, Text: p.text, Tables: p.tables, Kill: p.kill}
 	for _, path := range p.method.files {
 		st, err := c.cfg.Files.Observe(path)
 		if err != nil || !st.Exists {
@@ -43,7 +44,7 @@ func (c *Converger) describe(ctx context.Context, p prospect) (front, error) {
 			f.Files = append(f.Files, copied{Path: path, Mode: st.Mode, Content: b})
 		}
 	}
-	if p.method.stops {
+	if p.method.stops && !p.kill {
 		also, err := c.dependents(ctx, p.units)
 		if err != nil {
 			return f, err
@@ -100,20 +101,15 @@ func (c *Converger) retire(ctx context.Context, f front) error {
 		return err
 	}
 	running, starts := f.pick()
-	if m.stops && len(running) > 0 {
-		if _, err := c.run(ctx, append([]string{"systemctl", "stop"}, running...)...); err != nil {
-			return err
-		}
+	// Disabled first: nothing starts it again meanwhile.
+	if err := c.systemctl(ctx, []string{"--quiet", "disable"}, starts); err != nil {
+		return err
 	}
-	if len(starts) > 0 {
-		if _, err := c.run(ctx, append([]string{"systemctl", "--quiet", "disable"}, starts...)...); err != nil {
-			return err
-		}
+	if err := c.end(ctx, f.Kill, m.stops, running); err != nil {
+		return err
 	}
-	if m.tables {
-		if err := c.deleteTables(ctx, f.Tables); err != nil {
-			return err
-		}
+	if err := c.deleteTables(ctx, f.Tables); err != nil {
+		return err
 	}
 	if m.rules {
 		if err := c.takeOut(ctx); err != nil {
@@ -125,17 +121,39 @@ func (c *Converger) retire(ctx context.Context, f front) error {
 			return err
 		}
 	}
-	return c.start(ctx, f.Also)
+	return c.systemctl(ctx, []string{"start"}, f.Also)
+}
+
+// end ends units, if at all, by a stop or without one.
+func (c *Converger) end(ctx context.Context, kill, stops bool, running []string) error {
+	switch {
+	case kill:
+		up, err := c.up(ctx, running)
+		if err != nil || len(up) == 0 {
+			return err // a unit without a process is not killed
+		}
+		if err := c.systemctl(ctx, []string{"kill", "--signal=KILL"}, up); err != nil {
+			return err
+		}
+		return c.systemctl(ctx, []string{"reset-failed"}, up)
+	case stops:
+		return c.systemctl(ctx, []string{"stop"}, running)
+	}
+	return nil
+}
+
+// up are those of units that run.
+func (c *Converger) up(ctx context.Context, units []string) ([]string, error) {
+	states, err := c.cfg.Units.States(ctx, units)
+	return slices.DeleteFunc(slices.Clone(units), func(name string) bool { return !states[name].Running() }), err
 }
 
 // restore puts f back in force as it was. It may be repeated.
 func (c *Converger) restore(ctx context.Context, f front) error {
 	m := methods()[f.Name]
 	running, starts := f.pick()
-	if len(starts) > 0 {
-		if _, err := c.run(ctx, append([]string{"systemctl", "--quiet", "enable"}, starts...)...); err != nil {
-			return err
-		}
+	if err := c.systemctl(ctx, []string{"--quiet", "enable"}, starts); err != nil {
+		return err
 	}
 	if m.tables {
 		if err := c.loadTables(ctx, f); err != nil {
@@ -143,16 +161,44 @@ func (c *Converger) restore(ctx context.Context, f front) error {
 		}
 	}
 	if m.rules {
-		if err := c.putBack(ctx, f.Rules); err != nil {
+		if err := c.eachSaver(ctx, func(restore, now string) string { return restoreRules(f.Rules[restore], now) }); err != nil {
 			return err
 		}
 	}
 	if m.stops {
-		if err := c.start(ctx, running); err != nil {
+		if err := c.begin(ctx, m, f, running); err != nil {
 			return err
 		}
 	}
 	return c.commands(ctx, m.on, f)
+}
+
+// begin starts the units of f. Where that flushes iptables' rules, those of others come back.
+func (c *Converger) begin(ctx context.Context, m method, f front, running []string) error {
+	up, err := c.up(ctx, running)
+	if err != nil || len(up) == len(running) {
+		return err
+	}
+	before := map[string]string{}
+	if m.flushing {
+		if err := c.eachSaver(ctx, func(restore, now string) string { before[restore] = now; return "" }); err != nil {
+			return err
+		}
+	}
+	if err := c.systemctl(ctx, []string{"start"}, running); err != nil {
+		return err
+	}
+	if len(m.ready) > 0 {
+		if _, err := c.run(ctx, m.ready...); err != nil {
+			return err
+		}
+	}
+	if m.flushing {
+		if err := c.eachSaver(ctx, func(restore, now string) string { return restoreAll(before[restore], now) }); err != nil {
+			return err
+		}
+	}
+	return c.systemctl(ctx, []string{"restart"}, f.Also)
 }
 
 // pick are the units of f that ran, and those that started at boot.
@@ -182,12 +228,12 @@ func (c *Converger) commands(ctx context.Context, all []command, f front) error 
 	return nil
 }
 
-// start starts units that do not run.
-func (c *Converger) start(ctx context.Context, units []string) error {
+// systemctl runs systemctl for units, unless there are none.
+func (c *Converger) systemctl(ctx context.Context, act, units []string) error {
 	if len(units) == 0 {
 		return nil
 	}
-	_, err := c.run(ctx, append([]string{"systemctl", "start"}, units...)...)
+	_, err := c.run(ctx, slices.Concat([]string{"systemctl"}, act, units)...)
 	return err
 }
 
@@ -249,11 +295,6 @@ func (c *Converger) takeOut(ctx context.Context) error {
 	return c.eachSaver(ctx, func(restore, now string) string { return retireRules(now) })
 }
 
-// putBack puts them back.
-func (c *Converger) putBack(ctx context.Context, before map[string]string) error {
-	return c.eachSaver(ctx, func(restore, now string) string { return restoreRules(before[restore], now) })
-}
-
 // openPolicies has iptables' chains accept what meets no rule.
 func (c *Converger) openPolicies(ctx context.Context) error {
 	return c.eachSaver(ctx, func(restore, now string) string {
@@ -292,6 +333,9 @@ func (c *Converger) eachSaver(ctx context.Context, change func(restore, now stri
 
 // deleteTables deletes those that are there.
 func (c *Converger) deleteTables(ctx context.Context, tables []string) error {
+	if len(tables) == 0 {
+		return nil
+	}
 	there, err := c.there(ctx, tables)
 	if err != nil || len(there) == 0 {
 		return err
@@ -314,7 +358,7 @@ func deletions(tables []string) string {
 	var b bytes.Buffer
 	for _, t := range tables {
 		family, name, _ := strings.Cut(t, " ")
-		fmt.Fprintf(&b, "delete table %s %q\n", family, name)
+		fmt.Fprintf(&b, "delete table %s %s\n", family, name)
 	}
 	return b.String()
 }

@@ -24,6 +24,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"mesh/agent/host/file"
 	"mesh/agent/host/systemd"
@@ -262,11 +263,10 @@ func (c *Converger) retireAll(ctx context.Context, w Wish) error {
 
 // confirmForth reads the rules again, compares, and ends the act.
 func (c *Converger) confirmForth(ctx context.Context) error {
-	rs, err := c.read(ctx)
+	rs, lost, err := c.compare(ctx)
 	if err != nil {
 		return err
 	}
-	lost := missing(c.now().Keeps, foreign.Keeps(rs))
 	still := stillRefuse(foreign.Judge(rs), c.now().Fronts)
 	err = c.keep(ctx, func(r *receipt) {
 		r.Stage, r.Lost = converged, lost
@@ -280,6 +280,26 @@ func (c *Converger) confirmForth(ctx context.Context) error {
 		c.cfg.Log.Warn("a converge took more than the front ends", "what", lost)
 	}
 	return nil
+}
+
+// compare reads the rules, and what of those to be left alone is missing. A service that was started again,
+// such as fail2ban, takes a moment to write its own.
+func (c *Converger) compare(ctx context.Context) (rs foreign.Ruleset, lost []string, err error) {
+	const tries, pause = 20, 500 * time.Millisecond
+	for range tries {
+		if rs, err = c.read(ctx); err != nil {
+			return rs, nil, err
+		}
+		if lost = missing(c.now().Keeps, foreign.Keeps(rs)); len(lost) == 0 {
+			break
+		}
+		select {
+		case <-c.cfg.Clock.After(pause):
+		case <-ctx.Done():
+			return rs, nil, ctx.Err()
+		}
+	}
+	return rs, lost, nil
 }
 
 // stillRefuse says which of the retired front ends have something in force.
@@ -316,7 +336,12 @@ func (c *Converger) back(ctx context.Context, w Wish) error {
 		if err := c.reachable(ctx, "giving the packet filter back"); err != nil {
 			return err
 		}
-		if err := c.keep(ctx, func(r *receipt) { r.Stage, r.Refused = restoring, nil }); err != nil {
+		rs, err := c.read(ctx)
+		if err != nil {
+			return err
+		}
+		keeps := foreign.Keeps(rs)
+		if err := c.keep(ctx, func(r *receipt) { r.Stage, r.Keeps, r.Refused = restoring, keeps, nil }); err != nil {
 			return err
 		}
 	}
@@ -331,8 +356,15 @@ func (c *Converger) back(ctx context.Context, w Wish) error {
 		}
 		return c.redo(ctx, w, err)
 	}
+	_, lost, err := c.compare(ctx)
+	if err != nil {
+		return err
+	}
 	c.cfg.Log.Info("the packet filter is given back", "what", names(c.now().Fronts))
-	return c.keep(ctx, func(r *receipt) { *r = receipt{ID: 0, At: c.cfg.Clock.Now().UnixMilli(), Back: true} })
+	if len(lost) > 0 {
+		c.cfg.Log.Warn("front ends put back took what was beside them", "what", lost)
+	}
+	return c.keep(ctx, func(r *receipt) { *r = receipt{At: c.cfg.Clock.Now().UnixMilli(), Back: true, Lost: lost} })
 }
 
 func everyone(front) bool { return true }

@@ -192,6 +192,29 @@ func TestKilled(t *testing.T) {
 	}
 }
 
+// TestFirewalldInSharedTables: there only its own stop takes its rules away, and that takes everybody's; what is
+// a part of its unit is started again.
+func TestFirewalldInSharedTables(t *testing.T) {
+	d := newDesk(t, "firewalld")
+	d.direct = true
+	c := d.start()
+	word := converge.Wish{ID: 5, Retire: []string{"firewalld"}, Seq: 2}
+	d.must(c.Apply(t.Context(), word))
+	d.wantOn("")
+	if !slices.Contains(d.ran, "systemctl stop firewalld.service") || d.units["fail2ban.service"].Active != "active" {
+		t.Errorf("fail2ban is %s; ran\n%s", d.units["fail2ban.service"].Active, strings.Join(d.ran, "\n"))
+	}
+	d.must(c.Apply(t.Context(), converge.Wish{Seq: 3}))
+	d.wantOn("firewalld")
+	d.on["docker"] = true
+	word.ID = 6
+	d.must(c.Apply(t.Context(), word))
+	d.wantOn("docker firewalld")
+	if got := c.Status().Left; len(got) != 1 || !strings.Contains(got[0], "the rules of docker, too") {
+		t.Errorf("left %q", got)
+	}
+}
+
 // TestPreview: what a converge would do is said beforehand, in the report (NET-9).
 func TestPreview(t *testing.T) {
 	d := everything(t)

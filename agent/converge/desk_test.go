@@ -30,6 +30,7 @@ type desk struct {
 	ran    []string
 	fails  map[string]int // exit codes of commands
 	reach  []error        // answers of the window, then nil
+	direct bool           // firewalld has rules in iptables' tables, too
 	away   error          // the bus cannot be reached at all
 	reads  int
 	sign   int
@@ -127,6 +128,10 @@ func (d *desk) read(context.Context, func(context.Context, string) ([]byte, erro
 		filter.Chains[0] = base("INPUT", "drop", foreign.Act{Chain: "ufw-user-input", Count: 1})
 		filter.Chains = append(filter.Chains, foreign.Chain{Name: "ufw-user-input", Rules: 2, Acts: []foreign.Act{drop, {Word: "reject", Count: 1, Hint: "one source"}}})
 	}
+	if d.on["firewalld"] && d.direct {
+		filter.Chains[0] = base("INPUT", "accept", foreign.Act{Chain: "INPUT_direct", Count: 1})
+		filter.Chains = append(filter.Chains, foreign.Chain{Name: "INPUT_direct", Rules: 1, Acts: []foreign.Act{drop}})
+	}
 	if d.on["docker"] {
 		filter.Chains[1] = base("FORWARD", "accept", foreign.Act{Chain: "DOCKER", Count: 1})
 		filter.Chains = append(filter.Chains, foreign.Chain{Name: "DOCKER", Rules: 1, Acts: []foreign.Act{drop}})
@@ -170,7 +175,15 @@ func (d *desk) Run(_ context.Context, _ string, argv []string) (int, string, err
 		if err != nil || strings.Contains(string(b), "flush ruleset") {
 			return 1, "", fmt.Errorf("a file for nft: %q, %w", b, err)
 		}
-		d.on["nftables.service"] = strings.Contains(string(b), "\ntable inet filter") || strings.HasPrefix(string(b), "table inet filter")
+		for line := range strings.Lines(string(b)) {
+			for table, name := range map[string]string{"inet filter": "nftables.service", "inet firewalld": "firewalld"} {
+				if strings.HasPrefix(line, "delete table "+table) {
+					d.on[name] = false
+				} else if strings.HasPrefix(line, "table "+table) {
+					d.on[name] = true
+				}
+			}
+		}
 	}
 	return 0, "", nil
 }
@@ -187,6 +200,10 @@ func (d *desk) systemctl(argv []string, unit string) {
 		if unit == "firewalld.service" {
 			d.on["firewalld"] = true
 		}
+	case argv[1] == "kill" && u != nil:
+		u.Active = "failed" // and its table stays
+	case argv[1] == "reset-failed" && u != nil && u.Active == "failed":
+		u.Active = "inactive"
 	case argv[1] == "stop" && u != nil:
 		u.Active = "inactive"
 		if unit == "firewalld.service" {

@@ -13,6 +13,13 @@ type method struct {
 	tables bool
 	// rules: its rules are taken out of shared tables, and put back into them.
 	rules bool
+	// kills: its service is killed and its own tables are deleted, unless it has rules in shared tables. A stop
+	// of firewalld 1.x flushes all of iptables' rules, and takes fail2ban with it.
+	kills bool
+	// flushing: its start flushes all of iptables' rules; those of others are put back after it.
+	flushing bool
+	// ready returns once it is started whole.
+	ready []string
 	// opens: the policies of iptables' chains go to accept after its own stop, which leaves some at drop.
 	opens bool
 	// flushes: its own way off removes the rules of others, too.
@@ -39,7 +46,9 @@ func methods() map[string]method {
 			files: []string{"/etc/ufw/ufw.conf", "/etc/default/ufw", "/etc/ufw/user.rules", "/etc/ufw/user6.rules", "/etc/ufw/before.rules", "/etc/ufw/before6.rules",
 				"/etc/ufw/after.rules", "/etc/ufw/after6.rules"},
 			how: `"ufw disable", and its service is disabled`},
-		"firewalld":              {units: []string{"firewalld.service"}, stops: true, files: []string{"/etc/firewalld/firewalld.conf", "/etc/firewalld/direct.xml"}, how: stop},
+		"firewalld": {units: []string{"firewalld.service"}, stops: true, kills: true, flushing: true, ready: []string{"firewall-cmd", "--state"},
+			files: []string{"/etc/firewalld/firewalld.conf", "/etc/firewalld/direct.xml"},
+			how:   "its service is disabled and ended without its own clean-up (that would flush iptables' rules), and its tables are deleted"},
 		"foomuuri":               {units: []string{"foomuuri.service", "foomuuri-monitor.service"}, stops: true, how: stop},
 		"ferm":                   {units: []string{"ferm.service"}, stops: true, files: []string{"/etc/ferm/ferm.conf"}, how: stop},
 		"firehol":                {units: []string{"firehol.service"}, stops: true, files: []string{"/etc/firehol/firehol.conf"}, how: stop},

@@ -19,9 +19,11 @@ type prospect struct {
 	report.FrontEnd
 	method method
 	units  []unit
-	// text and tables are of nftables.service.
+	// tables are those to be deleted, text is what nftables.service loads.
 	text   string
 	tables []string
+	// kill: the service is killed.
+	kill bool
 }
 
 // prospects are the front ends that refuse traffic now, sorted by name. An error of systemd's is no reason
@@ -101,8 +103,17 @@ func (c *Converger) weigh(p *prospect, rs foreign.Ruleset, judged foreign.Report
 			p.Cannot = "its own way off removes the rules of " + beside + ", too: switch it off by hand, and restart " + beside
 		}
 	}
-	if m.tables && p.Cannot == "" {
+	switch {
+	case p.Cannot != "":
+	case m.tables:
 		c.weighTables(p, rs)
+	case m.kills && !ownsShared(judged, p.Name):
+		p.kill = true
+		for _, t := range rs.Tables {
+			if t.Name == p.Name {
+				p.tables = append(p.tables, t.Family+" "+t.Name)
+			}
+		}
 	}
 	p.Notes = c.notes(p, judged)
 }

@@ -64,7 +64,9 @@ type front struct {
 	Files []copied `json:"files,omitempty"`
 	// Rules are what iptables-save and ip6tables-save printed, by the program that takes it back.
 	Rules map[string]string `json:"rules,omitempty"`
-	// Text is what nftables.service loaded, Tables those of it that were deleted.
+	// Kill: its service was killed, not stopped.
+	Kill bool `json:"kill,omitempty"`
+	// Tables are those that were deleted, Text is what nftables.service loaded.
 	Text   string   `json:"text,omitempty"`
 	Tables []string `json:"tables,omitempty"`
 }

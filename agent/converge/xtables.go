@@ -157,32 +157,56 @@ func retireRules(text string) string {
 // restoreRules writes what iptables-restore --noflush reads to put back into the rules of now what
 // retireRules took out of those of before: each rule comes after the one it came after. What others have
 // done meanwhile stays.
-func restoreRules(before, now string) string {
+func restoreRules(before, now string) string { return bring(before, now, (*saved).own) }
+
+// restoreAll is restoreRules for all rules, after a program that flushes what is not its own.
+func restoreAll(before, now string) string {
+	return bring(before, now, func(t *saved) []bool {
+		all := make([]bool, len(t.rules))
+		for i := range all {
+			all[i] = true
+		}
+		return all
+	})
+}
+
+// bring puts back into the rules of now those of before that which says.
+func bring(before, now string, which func(*saved) []bool) string {
 	var b strings.Builder
 	current := parseSaved(now)
 	for _, t := range parseSaved(before) {
-		own := t.own()
-		opens, gone := t.opens(), t.gone(own)
-		if len(opens)+len(gone) == 0 && !slices.Contains(own, true) {
-			continue
-		}
-		cur := saved{}
+		picked := which(&t)
+		var cur saved
 		if i := slices.IndexFunc(current, func(c saved) bool { return c.name == t.name }); i >= 0 {
 			cur = current[i]
 		}
-		fmt.Fprintf(&b, "*%s\n", t.name)
-		for _, c := range opens {
-			fmt.Fprintf(&b, ":%s %s [0:0]\n", c, t.policies[c])
-		}
-		for _, c := range gone {
-			if !slices.Contains(cur.chains, c) {
-				fmt.Fprintf(&b, ":%s - [0:0]\n", c)
+		var text strings.Builder
+		for _, c := range t.opens() {
+			if cur.policies[c] != t.policies[c] {
+				fmt.Fprintf(&text, ":%s %s [0:0]\n", c, t.policies[c])
 			}
 		}
-		weave(&b, t, own, cur.rules)
-		b.WriteString("COMMIT\n")
+		for _, c := range t.chains {
+			if !slices.Contains(cur.chains, c) && t.uses(c, picked) {
+				fmt.Fprintf(&text, ":%s - [0:0]\n", c)
+			}
+		}
+		weave(&text, t, picked, cur.rules)
+		if text.Len() > 0 {
+			fmt.Fprintf(&b, "*%s\n%sCOMMIT\n", t.name, text.String())
+		}
 	}
 	return b.String()
+}
+
+// uses says whether one of the picked rules is in chain or leads to it.
+func (t *saved) uses(chain string, picked []bool) bool {
+	for i, r := range t.rules {
+		if picked[i] && (chainOf(r) == chain || option(strings.Fields(r), "-j", "-g") == chain) {
+			return true
+		}
+	}
+	return false
 }
 
 // weave writes the insertions of t's own rules into the rules of now.

@@ -92,6 +92,17 @@ func TestRestoreRules(t *testing.T) {
 	}
 }
 
+// TestRestoreAll: after a program that flushes everybody's rules those of others are as they were.
+func TestRestoreAll(t *testing.T) {
+	flushed := "*raw\n:PREROUTING ACCEPT [0:0]\nCOMMIT\n*nat\n:PREROUTING ACCEPT [0:0]\n:POSTROUTING ACCEPT [0:0]\nCOMMIT\n*filter\n:INPUT ACCEPT [0:0]\n:FORWARD DROP [0:0]\n:OUTPUT ACCEPT [0:0]\nCOMMIT\n"
+	if got := play(flushed, restoreAll(before, flushed)); !same(got, before) {
+		t.Errorf("flushed and put back\n%s", got)
+	}
+	if got := restoreAll(before, before); got != "" {
+		t.Errorf("put back where nothing was taken: %s", got)
+	}
+}
+
 func TestPoliciesOfDockerStay(t *testing.T) {
 	all := parseSaved(before)
 	if got := all[2].opens(); !slices.Equal(got, []string{"INPUT"}) {

@@ -118,7 +118,7 @@ func (a *app) handed(cmd *cobra.Command, c *client.Client, n subject.Node, first
 	case !last.Done:
 		fmt.Fprintf(a.err, "not heard of yet; it goes on: mesh-coordinator push show %s --wait 2m\n", last.ID)
 		return errUnknown
-	case r.Word != nil && len(r.Others) > 0:
+	case r.Word != nil && len(r.Others) > 0, r.Outcome != nil && len(r.Outcome.Lost) > 0:
 		return errNotWell
 	}
 	return nil
