@@ -6,14 +6,18 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"mesh/firewall"
+	"mesh/firewall/evaluate"
+	"mesh/firewall/foreign"
 	"mesh/shared/clock"
 	"mesh/shared/rule"
 	"mesh/testbus/hosts"
@@ -159,6 +163,50 @@ func (l *lab) look(when, seen string) {
 	for _, to := range append(netlab.Both(netlab.HostOutside4, netlab.HostOutside6, "8081"), l.direct+":80", l.direct+":22") {
 		if got := l.asked(to, never); got != "" {
 			l.t.Errorf("%s: %s, not declared, is open", when, to)
+		}
+	}
+	l.evaluated(when)
+}
+
+// evaluated says whether what firewall/evaluate says of the same packets is what became of them (NET-12).
+func (l *lab) evaluated(when string) {
+	l.t.Helper()
+	var rs foreign.Ruleset
+	var w evaluate.World
+	var err error
+	l.Host.Do(func() {
+		if rs, err = foreign.ReadAll(l.t.Context()); err == nil {
+			w, err = evaluate.ReadWorld(l.t.Context())
+		}
+	})
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	e := evaluate.New(&rs, w)
+	for to, want := range map[string]evaluate.Verdict{
+		netlab.HostOutside4 + ":8080": evaluate.Accepted, net.JoinHostPort(netlab.HostOutside6, "8080"): evaluate.Accepted,
+		netlab.HostOutside4 + ":8081": evaluate.Refused, net.JoinHostPort(netlab.HostOutside6, "8081"): evaluate.Refused,
+		l.direct + ":80": evaluate.Refused, l.direct + ":22": evaluate.Refused,
+	} {
+		at := netip.MustParseAddrPort(to)
+		a := e.Evaluate(evaluate.Packet{In: netlab.Uplink, Six: at.Addr().Is6(), Source: netip.MustParseAddr(map[bool]string{false: netlab.Outside4, true: netlab.Outside6}[at.Addr().Is6()]), Destination: at.Addr(), Protocol: 6, Port: at.Port()})
+		if a.Verdict != want {
+			l.t.Errorf("%s: of %s it is said %+v, want %s", when, to, a, want)
+		}
+		if to == netlab.HostOutside4+":8080" && (len(a.NAT) != 1 || a.To.String() != l.direct+":80" || a.Way != evaluate.Forward) {
+			l.t.Errorf("%s: %s is said to go to %v by %v", when, to, a.To, a.NAT)
+		}
+	}
+	for _, port := range []uint16{8080, 8081} {
+		if !slices.Contains(e.Published(), evaluate.PortRange{Protocol: 6, First: port, Last: port}) {
+			l.t.Errorf("%s: %d is not among what is published: %v", when, port, e.Published())
+		}
+	}
+	for _, c := range foreign.Judge(rs).Refusing {
+		for i, kind := range c.Kind {
+			if kind != "mesh" && kind != "container runtime" {
+				l.t.Errorf("%s: %s %s %s is said to be of %s, a %s", when, c.Family, c.Table, c.Chain, c.Owner[i], kind)
+			}
 		}
 	}
 }
