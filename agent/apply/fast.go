@@ -44,7 +44,8 @@ type unitLook struct{ name, load, active, sub string }
 const quickLooks = 10
 
 // wantsFolders change when a unit is enabled or disabled; the folder of units when one is added.
-var wantsFolders = []string{resource.UnitFolder, resource.UnitFolder + "/multi-user.target.wants", resource.UnitFolder + "/timers.target.wants"}
+var wantsFolders = []string{resource.UnitFolder, resource.UnitFolder + "/multi-user.target.wants", resource.UnitFolder + "/timers.target.wants",
+	resource.UnitFolder + "/sockets.target.wants"}
 
 // remember notes what was seen in a pass that found everything in order.
 func (e *Engine) remember(w *work) {

@@ -25,7 +25,7 @@ func (r paperRunner) Run(_ context.Context, _ string, argv []string) (int, strin
 	name := argv[len(argv)-1]
 	switch filepath.Base(argv[0]) {
 	case "podman":
-		return paperEngine{r.bed}.run(argv)
+		return paperEngine(r).run(argv)
 	case "modprobe":
 		return 0, "", os.MkdirAll(r.root("/sys/module/"+name), 0o755)
 	case "sh": // of a kernel setting: value and file

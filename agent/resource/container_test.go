@@ -189,3 +189,25 @@ func TestTriggersOfContainers(t *testing.T) {
 		}
 	}
 }
+
+// A socket is a unit in its own words: it starts anew for its own text only, not for a file of the module.
+func TestSocketsAreUnits(t *testing.T) {
+	trigger := func(content string) string {
+		m := manifest.Manifest{Module: "notes", Run: manifest.Run{
+			Units: map[string]manifest.Unit{
+				"notes.socket":  {Content: "[Socket]\nListenStream=8080\n\n[Install]\nWantedBy=sockets.target", Enabled: true, Started: true},
+				"notes.service": {Content: "[Service]\nExecStart=/bin/notes"}},
+			Files: []manifest.File{{Path: "/etc/notes", Content: content}}}}
+		if err := m.Check(); err != nil {
+			t.Fatal(err)
+		}
+		u := expand(t, input(t, module(t, m)))["unit:notes.socket"].Unit
+		if !u.Started || !u.Enabled {
+			t.Errorf("%+v", u)
+		}
+		return u.Trigger
+	}
+	if trigger("one") != trigger("two") {
+		t.Error("a file of the module starts the socket anew")
+	}
+}

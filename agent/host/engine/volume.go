@@ -32,7 +32,7 @@ func (e *Engine) EnsureVolume(ctx context.Context, v Volume) error {
 		return err
 	}
 	create := append(append([]string{"volume", "create"}, labels(v.Labels)...), v.Name)
-	exit, out, err := e.try(ctx, "volume-"+v.Name, create...)
+	exit, _, err := e.try(ctx, "volume-"+v.Name, create...)
 	if err != nil {
 		return err
 	}
@@ -46,10 +46,8 @@ func (e *Engine) EnsureVolume(ctx context.Context, v Volume) error {
 	if err := e.remove(ctx, "volume", v.Name); err != nil {
 		return err
 	}
-	if exit, out, err = e.try(ctx, "volume-"+v.Name, create...); err != nil || exit == 0 {
-		return err
-	}
-	return e.failed(create, exit, out)
+	_, err = e.do(ctx, "volume-"+v.Name, create...)
+	return err
 }
 
 // RemoveVolume removes the volume and its data; nil when there is none, ErrInUse when a container uses it.
