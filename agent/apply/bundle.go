@@ -115,8 +115,9 @@ func (r *run) open(ctx context.Context, a declaration.Artifact, part, tmp string
 	if err != nil {
 		return nil, err
 	}
+	// What is still to come, and what it unpacks to, which is hardly ever less.
 	at, _ := bundle.Span(from, a.Size)
-	if err := r.room(a.Size - at); err != nil && from < a.Chunks {
+	if err := r.room(2*a.Size - at); err != nil {
 		return nil, err
 	}
 	u := &unpacking{r: r, tmp: tmp, sum: sha256.New(), sums: map[string]string{}}

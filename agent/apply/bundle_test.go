@@ -1,6 +1,8 @@
 package apply_test
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -259,5 +261,42 @@ func TestOlderBundlesMakeRoom(t *testing.T) {
 	want := slices.Sorted(slices.Values(digests[2:]))
 	if got := dirNames(t, b.path("state/bundles")); !slices.Equal(got, want) {
 		t.Errorf("there are %v, want the last two %v", got, want)
+	}
+}
+
+// APP-14: bundles on a file system that cannot be written are named so, and come once it can.
+func TestReadOnlyUnderBundles(t *testing.T) {
+	b, err := makeBed(t.TempDir())
+	must(t, err)
+	b.reserve = 64 << 10
+	small(t, b.path("state/bundles"), 8<<20)
+	b.open(t)
+	must(t, unix.Mount("tmpfs", b.path("state/bundles"), "tmpfs", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	r := b.accept(t, 1, bundled(b, t, "program"))
+	if r.Outcome != report.Failed || !strings.Contains(r.Modules[0].Detail, "read-only file system") || !strings.Contains(r.Modules[0].Detail, "mount it writable") || r.NextTry.IsZero() {
+		t.Errorf("%+v", r)
+	}
+	if b.read(t, "/etc/big") != "(absent)" || b.units.get(t, "mesh-big-p.service").Starts > 0 {
+		t.Error("half of the module was applied")
+	}
+	must(t, unix.Mount("tmpfs", b.path("state/bundles"), "tmpfs", unix.MS_REMOUNT, "size=8m"))
+	b.clock.Advance(time.Minute)
+	applied(t, b.pass(t, apply.Reconcile))
+}
+
+// APP-13: what unpacks badly is told apart from what came wrong, and neither is kept.
+func TestABundleThatIsNone(t *testing.T) {
+	b := newBed(t)
+	m := bundled(b, t, "program")
+	rubbish := []byte(noise(3*bundle.ChunkSize + 5))
+	sum := sha256.Sum256(rubbish)
+	m.artifact = &declaration.Artifact{Digest: hex.EncodeToString(sum[:]), Size: int64(len(rubbish)), Chunks: bundle.Chunks(int64(len(rubbish)))}
+	must(t, os.WriteFile(b.path("artifacts/"+m.artifact.Digest), rubbish, 0o644))
+	r := b.accept(t, 1, m)
+	if r.Outcome != report.Failed || !strings.Contains(r.Modules[0].Detail, "damaged, or no gzip") {
+		t.Errorf("%+v", r)
+	}
+	if names := dirNames(t, b.path("state/bundles")); len(names) > 0 {
+		t.Errorf("kept: %v", names)
 	}
 }
