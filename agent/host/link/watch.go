@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	// quiet is how long nothing may have happened before a hint: one change comes as many messages.
-	quiet = 100 * time.Millisecond
+	// quiet is how long nothing may have happened before the last hint: one change comes as many messages.
+	quiet = 20 * time.Millisecond
 	// patience is how long a hint may be put off by messages that do not end; NET-5 gives 1 s for all.
 	patience = 500 * time.Millisecond
 )
@@ -27,8 +27,8 @@ var groups = [...]uint{
 	unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_NEXTHOP,
 }
 
-// Watch sends a hint on the channel when links, addresses or wide routes changed and a short quiet
-// followed. One hint waits at most; a slow reader loses none that matters. The channel closes when ctx
+// Watch sends a hint on the channel when links, addresses or wide routes begin to change, so that a card is
+// known before it is used, and another when a short quiet followed. One hint waits at most; a slow reader loses none that matters. The channel closes when ctx
 // ends, or when watching is no longer possible: then failed is told once, before.
 func Watch(ctx context.Context, clk clock.Clock, failed func(error)) (<-chan struct{}, error) {
 	socket, err := listen()
@@ -106,7 +106,7 @@ func matters(b []byte) bool {
 	return len(b) > 0
 }
 
-// settle turns bursts of events into single hints.
+// settle turns a burst of events into two hints, where it begins and where it ends.
 func settle(ctx context.Context, clk clock.Clock, events <-chan struct{}, hints chan<- struct{}) {
 	for {
 		select {
@@ -117,6 +117,7 @@ func settle(ctx context.Context, clk clock.Clock, events <-chan struct{}, hints 
 				return
 			}
 		}
+		hint(hints)
 		latest := clk.After(patience)
 		for calm := clk.After(quiet); calm != nil; {
 			select {
@@ -133,9 +134,14 @@ func settle(ctx context.Context, clk clock.Clock, events <-chan struct{}, hints 
 				calm = nil
 			}
 		}
-		select {
-		case hints <- struct{}{}:
-		default:
-		}
+		hint(hints)
+	}
+}
+
+// hint leaves word unless there is one already.
+func hint(hints chan<- struct{}) {
+	select {
+	case hints <- struct{}{}:
+	default:
 	}
 }

@@ -270,6 +270,8 @@ func TestSettleWaitsForQuietButNotForEver(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { defer close(done); settle(ctx, clk, events, hints) }()
+	events <- struct{}{}
+	waitfor.Value(t, "the hint where it begins", 5*time.Second, hints)
 	for range 5 { // never quiet
 		events <- struct{}{}
 		events <- struct{}{} // taken: the timers of the first stand
