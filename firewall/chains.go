@@ -81,15 +81,22 @@ func refuseLines() []line {
 	}
 }
 
-// ownCounters are those of the lines above and of control.
+// ownCounts says what the counters of the lines above and of control count. Two of a kind are told apart,
+// and what has no comment has words.
+var ownCounts = []struct{ name, words string }{
+	{"inside_input", "to this machine, not from outside"}, {"inside_forward", "through this machine, not from outside"},
+	{"answers_input", "to this machine, part of a known flow"}, {"answers_forward", "through this machine, part of a known flow"},
+	{"bridged", "bridged, not routed"}, {"loopback", "refused: a loopback address from outside"},
+	{"errors", "ICMP errors"}, {"neighbours", "neighbours and routers of IPv6"}, {"listeners", "group listeners"},
+	{"dhcp", "DHCP"}, {"ping", "ping"}, {"refused", "refused"},
+}
+
 func ownCounters() []counter {
-	return []counter{
-		{name: "inside_input", words: "to this machine, not from outside"}, {name: "inside_forward", words: "through this machine, not from outside"},
-		{name: "answers_input", words: "to this machine, part of a known flow"}, {name: "answers_forward", words: "through this machine, part of a known flow"},
-		{name: "bridged", words: "bridged, not routed"}, {name: "loopback", words: "refused: a loopback address from outside"},
-		{name: "errors", words: "ICMP errors"}, {name: "neighbours", words: "neighbours and routers of IPv6"}, {name: "listeners", words: "group listeners"},
-		{name: "dhcp", words: "DHCP"}, {name: "ping", words: "ping"}, {name: "refused", words: "refused"},
+	all := make([]counter, len(ownCounts))
+	for i, c := range ownCounts {
+		all[i].name = c.name
 	}
+	return all
 }
 
 func bytesElement(text string, b byte) element { return element{first: []byte{b}, text: text} }

@@ -141,7 +141,8 @@ func (c chain) differs(have *foundChain) (why string, added bool) {
 func (l line) is(w *wire, have foundRule) bool {
 	w.B = w.B[:0]
 	w.expressions(l)
-	return bytes.Equal(l.userData(), have.userData) && sameExpressions(w.B, have.expressions)
+	w.buffer = l.appendUserData(w.buffer[:0])
+	return bytes.Equal(w.buffer, have.userData) && sameExpressions(w.B, have.expressions)
 }
 
 // sameExpressions compares the expressions of two rules as mesh writes them and as the kernel lists

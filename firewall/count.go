@@ -1,6 +1,7 @@
 package firewall
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,11 +41,20 @@ func Counts(ctx context.Context) ([]Count, error) {
 	defer s.Close()
 	k := kernel{s}
 	var all []Count
+	var words map[string]string
 	_, err = k.steady(func() error {
-		all = nil
-		return s.List(unix.NFT_MSG_GETOBJ, unix.NFPROTO_INET, func(m nfnetlink.Message) {
+		all, words = nil, map[string]string{}
+		err := s.List(unix.NFT_MSG_GETOBJ, unix.NFPROTO_INET, func(m nfnetlink.Message) {
 			if c, ok := count(m); ok {
 				all = append(all, c)
+			}
+		}, TableName)
+		if err != nil {
+			return err
+		}
+		return s.List(unix.NFT_MSG_GETRULE, unix.NFPROTO_INET, func(m nfnetlink.Message) {
+			if name, comment := counted(m); name != "" {
+				words[name] = comment
 			}
 		}, TableName)
 	})
@@ -54,7 +64,34 @@ func Counts(ctx context.Context) ([]Count, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read packet counts: %w", err)
 	}
+	for _, c := range ownCounts {
+		words[c.name] = c.words
+	}
+	for i := range all {
+		all[i].What = cmp.Or(words[all[i].Name], all[i].Name)
+	}
 	return all, nil
+}
+
+// counted is the counter a rule names, and the rule's comment.
+func counted(m nfnetlink.Message) (name, words string) {
+	for typ, v := range m.Attributes() {
+		switch typ {
+		case unix.NFTA_RULE_USERDATA:
+			words = comment(v)
+		case unix.NFTA_RULE_EXPRESSIONS:
+			for _, item := range nfnetlink.Attributes(v) {
+				if kind, data := expression(item); kind == "objref" {
+					for typ, v := range nfnetlink.Attributes(data) {
+						if typ == unix.NFTA_OBJREF_IMM_NAME {
+							name = nfnetlink.Text(v)
+						}
+					}
+				}
+			}
+		}
+	}
+	return name, words
 }
 
 // count reads one counter of mesh's table.
@@ -69,8 +106,6 @@ func count(m nfnetlink.Message) (c Count, ok bool) {
 			c.Name = nfnetlink.Text(v)
 		case unix.NFTA_OBJ_TYPE:
 			kind = nfnetlink.Number(v)
-		case attrObjectUserData:
-			c.What = comment(v)
 		case unix.NFTA_OBJ_DATA:
 			for typ, v := range nfnetlink.Attributes(v) {
 				switch typ {
@@ -83,9 +118,6 @@ func count(m nfnetlink.Message) (c Count, ok bool) {
 		}
 	}
 	c.Declared = len(c.Name) > 2 && c.Name[:2] == rulePrefix
-	if c.What == "" {
-		c.What = c.Name
-	}
 	return c, of == TableName && kind == objectCounter
 }
 

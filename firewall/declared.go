@@ -104,11 +104,12 @@ func declare(all []*opening) (sets []set, counters []counter, lines []line) {
 			seen[o.short] = true
 			sets = append(sets, addresses...)
 		}
-		c := counter{name: o.counterName(), words: o.words(), allow: &o.Allow}
+		c := counter{name: o.counterName(), allow: &o.Allow}
+		words := o.words()
 		counters = append(counters, c)
 		for _, from := range who {
 			for _, what := range o.what(from) {
-				lines = append(lines, line{match: what, counter: c.name, verdict: accept, comment: c.words})
+				lines = append(lines, line{match: what, counter: c.name, verdict: accept, comment: words})
 			}
 		}
 		if o.Protocol != 0 { // its rule needs no conntrack
@@ -238,12 +239,13 @@ func (t *twin) lines() (ports set, c counter, lines []line) {
 	slices.SortFunc(t.ports, func(a, b rule.Port) int { return cmp.Or(cmp.Compare(a.First, b.First), cmp.Compare(a.Last, b.Last)) })
 	name := protocol + "_" + t.short
 	ports = set{name: "u_" + name, kind: kindPort, interval: true, elements: portElements(t.ports)}
-	c = counter{name: "untracked_" + name, words: "untracked: " + protocol + " from " + cut(t.From.String(), 90)}
+	c = counter{name: "untracked_" + name}
+	words := "untracked: " + protocol + " from " + cut(t.From.String(), 90)
 	who, _ := t.who()
 	what := term{text: protocol + " dport @" + ports.name, loads: []load{transport(2, 2)}, set: ports.name}
 	for _, from := range who {
 		match := slices.Concat([]term{ctState("untracked", ctUntracked)}, from, []term{l4(number(protocol)), what})
-		lines = append(lines, line{match: match, counter: c.name, verdict: accept, comment: c.words})
+		lines = append(lines, line{match: match, counter: c.name, verdict: accept, comment: words})
 	}
 	return ports, c, lines
 }

@@ -19,7 +19,7 @@ func exchange(name string, flags uint32, was memory, t Table) []byte {
 	if slices.ContainsFunc(t.sets, func(s set) bool { h := have.set(s.name); return h != nil && !s.sameShape(h) }) {
 		before = Table{} // a set made anew leaves no rule alone that asks it
 	}
-	w := wire{nfnetlink.Buffer{B: make([]byte, 0, t.size(before))}}
+	w := wire{Buffer: nfnetlink.Buffer{B: make([]byte, 0, t.size(before))}}
 	w.BeginBatch(was.generation)
 	w.newTable(name, flags)
 	w.clear(name, have, t, before)

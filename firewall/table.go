@@ -22,10 +22,10 @@ type Table struct {
 }
 
 // A counter has a name of its own, so that its count outlives every change of the rules that name it, and
-// an agent's restart. Its name says what it counts; nothing else depends on it.
+// an agent's restart. What it counts is the comment of the rules that name it; nothing else depends on it.
 type counter struct {
-	name, words string
-	allow       *rule.Allow // nil: it counts no declared rule
+	name  string
+	allow *rule.Allow // nil: it counts no declared rule
 }
 
 // A set holds keys of one kind. In an interval set an element is a range of keys.
@@ -190,7 +190,7 @@ func (t Table) text(name string) string {
 		s.print(&b, false)
 	}
 	for _, c := range t.counters {
-		for _, part := range [...]string{"\tcounter ", c.name, " {\n\t\tcomment \"", c.words, "\"\n\t}\n"} {
+		for _, part := range [...]string{"\tcounter ", c.name, " {\n\t}\n"} {
 			b.WriteString(part)
 		}
 	}

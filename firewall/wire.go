@@ -20,14 +20,16 @@ const (
 )
 
 const (
-	attrTableFlags     = 2    // NFTA_TABLE_FLAGS
-	attrTableOwner     = 7    // NFTA_TABLE_OWNER
-	attrObjectUserData = 8    // NFTA_OBJ_USERDATA
-	maxElements        = 1000 // per message: an attribute ends at 64 KiB
+	attrTableFlags = 2    // NFTA_TABLE_FLAGS
+	attrTableOwner = 7    // NFTA_TABLE_OWNER
+	maxElements    = 1000 // per message: an attribute ends at 64 KiB
 )
 
 // wire writes the messages of nf_tables that make mesh's table.
-type wire struct{ nfnetlink.Buffer }
+type wire struct {
+	nfnetlink.Buffer
+	buffer []byte // used again for each rule
+}
 
 func (w *wire) newTable(name string, flags uint32) {
 	w.Nft(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, unix.NFPROTO_INET)
@@ -148,7 +150,6 @@ func (w *wire) newCounter(table string, c counter) {
 	w.Str(unix.NFTA_OBJ_NAME, c.name)
 	w.U32(unix.NFTA_OBJ_TYPE, objectCounter)
 	w.Shut(w.Open(unix.NFTA_OBJ_DATA))
-	w.Bytes(attrObjectUserData, userdata.AppendString(nil, userdata.TypeComment, c.words))
 	w.Finish()
 }
 
@@ -183,17 +184,19 @@ func (w *wire) newRule(table, chain string, l line) {
 	at := w.Open(unix.NFTA_RULE_EXPRESSIONS)
 	w.expressions(l)
 	w.Shut(at)
-	if u := l.userData(); u != nil {
-		w.Bytes(unix.NFTA_RULE_USERDATA, u)
+	if l.comment != "" {
+		w.buffer = l.appendUserData(w.buffer[:0])
+		w.Bytes(unix.NFTA_RULE_USERDATA, w.buffer)
 	}
 	w.Finish()
 }
 
-func (l line) userData() []byte {
+// appendUserData adds what nft keeps with a rule: its comment, as a type, a length and a text that ends in 0.
+func (l line) appendUserData(b []byte) []byte {
 	if l.comment == "" {
-		return nil
+		return b
 	}
-	return userdata.AppendString(nil, userdata.TypeComment, l.comment)
+	return userdata.AppendString(b, userdata.TypeComment, l.comment)
 }
 
 func (w *wire) expressions(l line) {
