@@ -129,11 +129,13 @@ func (d *Document) Write(path string) error {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
 	tmp := filepath.Join(filepath.Dir(path), ".mesh-"+filepath.Base(path))
-	err = os.WriteFile(tmp, append(b, '\n'), 0o644)
-	if err == nil {
-		err = os.Chmod(tmp, 0o644) // whatever the umask: everybody at the machine may look
-	}
+	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
 	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	_, err = f.Write(append(b, '\n'))
+	// Whatever the umask: everybody at the machine may look.
+	if err := errors.Join(err, f.Chmod(0o644), f.Close()); err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
 	if err := os.Rename(tmp, path); err != nil {

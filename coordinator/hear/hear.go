@@ -33,6 +33,10 @@ const (
 	// ahead and aheadBytes bound what is fetched and not recorded yet.
 	ahead      = 4096
 	aheadBytes = 32 << 20
+	// crowd is how many reports in one batch say that many more are coming, and gather how long those are
+	// waited for: a push to all is answered by thousands, and a commit of few costs as much as one of many.
+	crowd  = 4
+	gather = 15 * time.Millisecond
 	// retryMin and retryMax bound the pause after a commit that failed; the messages are held meanwhile,
 	// for less than the acknowledgement window each time.
 	retryMin = 250 * time.Millisecond
@@ -159,7 +163,11 @@ func (h *Hearer) consume(ctx context.Context) error {
 		case <-consuming.Closed():
 			return errors.New("the consumer closed")
 		case m := <-came:
+			crowded := len(batch) >= crowd
 			batch = drain(append(batch[:0], m), came)
+			if crowded {
+				batch = h.gather(ctx, batch, came)
+			}
 			if err := h.take(ctx, batch); err != nil {
 				return err
 			}
@@ -174,6 +182,22 @@ func drain(batch []jetstream.Msg, came <-chan jetstream.Msg) []jetstream.Msg {
 		case m := <-came:
 			batch = append(batch, m)
 		default:
+			return batch
+		}
+	}
+	return batch
+}
+
+// gather adds what comes within a moment, up to a batch.
+func (h *Hearer) gather(ctx context.Context, batch []jetstream.Msg, came <-chan jetstream.Msg) []jetstream.Msg {
+	over := h.cfg.Clock.After(gather)
+	for len(batch) < batchMost {
+		select {
+		case m := <-came:
+			batch = append(batch, m)
+		case <-over:
+			return batch
+		case <-ctx.Done():
 			return batch
 		}
 	}
