@@ -207,7 +207,9 @@ func (a *Agent) loop(ctx context.Context, jobs chan<- job, results <-chan done, 
 				t.sent = a.cfg.Clock.After(sentWithin)
 			}
 		case <-t.sent: // or it was not
-			t.sent = nil
+			if t.sent = nil; a.store.Depth() > 0 {
+				a.remember(ctx)
+			}
 			a.waits(ctx)
 		case <-a.emptied:
 			a.waits(ctx)
