@@ -206,6 +206,9 @@ func (c *Client) chunk(ctx context.Context, content io.ReaderAt, a declaration.A
 		switch {
 		case err == nil || bus.AlreadyThere(err):
 			return nil
+		case bus.Full(err):
+			return refusal.Because(err, "a chunk of the artifact "+a.Digest, "the bus has no room for more artifacts",
+				"make room on the disk of the coordinator's machine and restart the coordinator; what lies there: mesh-coordinator artifact list")
 		case try == chunkTries || ctx.Err() != nil || errors.Is(err, bus.ErrRefused) || errors.Is(err, bus.ErrAway):
 			return err
 		}

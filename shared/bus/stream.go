@@ -148,7 +148,9 @@ func (e *apiError) Error() string {
 const (
 	noStorage   = 10047
 	storeFailed = 10077
+	noResources = 10023
 	oneASubject = "maximum messages per subject exceeded"
+	mostBytes   = "maximum bytes exceeded"
 )
 
 // AlreadyThere reports whether a publish was refused because the subject holds its message: for content
@@ -156,6 +158,12 @@ const (
 func AlreadyThere(err error) bool {
 	var e *apiError
 	return errors.As(err, &e) && e.ErrCode == storeFailed && strings.Contains(e.Description, oneASubject)
+}
+
+// Full reports whether a publish was refused because its stream, or the disk of the bus, holds no more.
+func Full(err error) bool {
+	var e *apiError
+	return errors.As(err, &e) && (e.ErrCode == noStorage || e.ErrCode == noResources || e.ErrCode == storeFailed && strings.Contains(e.Description, mostBytes))
 }
 
 // ErrNone is met by errors.Is when a stream holds no message of a subject.
