@@ -46,7 +46,7 @@ func TestRefusalsAreLoggedALittle(t *testing.T) {
 			t.Fatal(err)
 		}
 		for m := range nfnetlink.Messages(buffer[:n]) {
-			const packet, prefix = 4<<8 | 0, 10 // of linux/netfilter/nfnetlink_log.h
+			const packet, prefix = 4 << 8, 10 // of linux/netfilter/nfnetlink_log.h
 			if m.Type != packet {
 				continue
 			}
