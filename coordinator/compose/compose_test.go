@@ -37,7 +37,7 @@ func build(id, text string) *records.Build {
 func port(s string) rule.Port { return must(rule.ParsePort(s)) }
 
 func view() compose.View {
-	web := build("build-2", `{"module":"web","settings":{"port":{"default":"80"},"name":{}},"firewall":{"allow":[{"port":"443/tcp","from":"anywhere"},{"port":"80/tcp","from":"192.0.2.0/24"}]}}`)
+	web := build("build-2", `{"module":"web","settings":{"port":{"default":"80"},"name":{}},"firewall":{"allow":[{"port":"443/tcp","from":"anywhere"},{"port":"80/tcp","from":"192.0.2.0/24"},{"protocol":"vrrp","from":"192.0.2.0/24"}]}}`)
 	web.Artifact = &declaration.Artifact{Digest: strings.Repeat("ab", 32), Size: 10, Chunks: 1}
 	return compose.View{
 		Node: "db1", Bus: credential.Bus{Addresses: []string{"192.0.2.1:4222"}, Pin: strings.Repeat("00", 32)}, Drift: declaration.Repair,
@@ -325,7 +325,7 @@ func TestDiff(t *testing.T) {
 	if d := compose.Diff(next, next); len(d) != 0 {
 		t.Errorf("nothing differs, Diff says %v", d)
 	}
-	if d := compose.Diff(nil, next); len(d) != 3+1+1+1+6 { // modules, filter, tunnel, inside, openings
+	if d := compose.Diff(nil, next); len(d) != 3+1+1+1+7 { // modules, filter, tunnel, inside, openings
 		t.Errorf("from nothing: %v", d)
 	}
 }
