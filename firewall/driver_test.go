@@ -98,8 +98,9 @@ func TestTextAndLoadAreOne(t *testing.T) {
 }
 
 func TestAnyTableLoadsOverAnyOther(t *testing.T) {
-	s := netlab.NewSpace(t, "host")
+	s, text := netlab.NewSpace(t, "host"), netlab.NewSpace(t, "text")
 	d := open(t, s)
+	n := 0
 	rapid.Check(t, func(t *rapid.T) {
 		table, err := firewall.Compile(filters().Draw(t, "filter"))
 		if err != nil {
@@ -107,6 +108,11 @@ func TestAnyTableLoadsOverAnyOther(t *testing.T) {
 		}
 		if err := d.Load(context.Background(), table); err != nil {
 			t.Fatal(err)
+		}
+		if n++; n%10 == 0 { // nft takes each as text, over the one before
+			if out, err := text.Try(table.Text(), "nft", "-f", "-"); err != nil {
+				t.Fatalf("nft: %v: %s\n%s", err, out, table.Text())
+			}
 		}
 		fresh := firewall.Reread(d) // forget what was loaded, look at the kernel
 		if why, err := fresh.Differs(context.Background(), table); why != "" || err != nil {
