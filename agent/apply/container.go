@@ -167,18 +167,17 @@ func (e *Engine) things(ctx context.Context, w *work) error {
 		case resource.KindModule:
 			see.Modules[name] = e.moduleLoaded(name)
 		case resource.KindNetwork:
-			return e.seeNetwork(box, &see, name, r)
+			return e.seeNetwork(box, &see, name, r, rows[id].Phase == state.Done)
 		case resource.KindVolume:
-			there, err := box.HasVolume(name)
-			see.Volumes[name] = there
+			there, known, err := box.HasVolume(name)
+			see.Volumes[name] = there || !known && rows[id].Phase == state.Done
 			return err
 		case resource.KindImage:
 			if r == nil {
 				return nil
 			}
 			there, known, err := box.HasImage(imageOf(r.Image))
-			_, held := rows[id]
-			see.Images[id] = there || !known && held && rows[id].Phase == state.Done
+			see.Images[id] = there || !known && rows[id].Phase == state.Done
 			return err
 		case resource.KindContainer:
 			if _, held := rows[id]; r == nil || held {
@@ -211,10 +210,14 @@ func (e *Engine) things(ctx context.Context, w *work) error {
 	return ctx.Err()
 }
 
-func (e *Engine) seeNetwork(box *engine.Engine, see *plan.Things, name string, r *resource.Resource) error {
+// seeNetwork believes the ledger, made, where files do not tell.
+func (e *Engine) seeNetwork(box *engine.Engine, see *plan.Things, name string, r *resource.Resource, made bool) error {
 	have, known, err := box.Network(name)
-	if err != nil || have == nil {
+	if err != nil || have == nil && (known || !made) {
 		return err
+	}
+	if have == nil {
+		have = &engine.Network{}
 	}
 	n := plan.Network{Module: have.Labels[engine.ModuleLabel]}
 	if known && r != nil {
@@ -425,6 +428,23 @@ func (r *run) retire(ctx context.Context, s plan.Step) error {
 		return err
 	}
 	return units.Reload(ctx)
+}
+
+// strayNetworks are podman's networks with mesh's label that neither the declaration nor the ledger knows.
+func (e *Engine) strayNetworks(known map[string]bool) (out []string) {
+	if e.box == nil { // nothing here ever asked for an engine
+		return nil
+	}
+	all, err := e.box.Networks()
+	if err != nil {
+		return nil
+	}
+	for _, n := range all {
+		if id := resource.ID(resource.KindNetwork, n.Name); n.Labels[engine.ModuleLabel] != "" && !known[id] {
+			out = append(out, id)
+		}
+	}
+	return out
 }
 
 // watched is something whose being there, or whose content, a quick look compares.

@@ -267,7 +267,7 @@ func (e *Engine) sweep(manifests []manifest.Manifest) {
 	}
 }
 
-// strays are unit files with mesh's mark that neither the declaration nor the ledger knows.
+// strays are unit files and networks with mesh's mark that neither the declaration nor the ledger knows.
 func (e *Engine) strays(w *work) []string {
 	entries, err := os.ReadDir(filepath.Join(e.root.Path(), resource.UnitFolder))
 	if err != nil {
@@ -291,5 +291,5 @@ func (e *Engine) strays(w *work) []string {
 			out = append(out, id)
 		}
 	}
-	return out
+	return append(out, e.strayNetworks(known)...)
 }

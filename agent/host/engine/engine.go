@@ -18,6 +18,7 @@ import (
 	"path"
 	"strings"
 	"sync"
+	"time"
 
 	"mesh/agent/host/file"
 	"mesh/shared/refusal"
@@ -179,8 +180,22 @@ func (e *Engine) do(ctx context.Context, what string, args ...string) (string, e
 	return out, err
 }
 
+// Exec runs a program in a running container, as what is asked of its health does, and returns its exit status
+// and the end of what it printed.
+func (e *Engine) Exec(ctx context.Context, container string, argv []string) (exit int, output string, err error) {
+	return e.try(ctx, "exec-"+container, append([]string{"exec", container}, argv...)...)
+}
+
+// actBound ends an act of the engine's that hangs; only a pull may take longer.
+const actBound = time.Minute
+
 // try runs the engine's program as the transient unit mesh-engine-<what>.service.
 func (e *Engine) try(ctx context.Context, what string, args ...string) (exit int, out string, err error) {
+	if args[0] != "pull" {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, actBound)
+		defer cancel()
+	}
 	exit, out, err = e.run.Run(ctx, "mesh-engine-"+unitSafe(what), append([]string{e.program}, args...))
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, "", e.gone()

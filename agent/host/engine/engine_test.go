@@ -94,8 +94,11 @@ func TestPodmanIsSeenByItsFiles(t *testing.T) {
 	if err != nil || !known || !slices.Equal(names, []string{"db", "old", "web"}) {
 		t.Errorf("containers %v, %v, %v", names, known, err)
 	}
-	if there, err := e.HasVolume("data"); err != nil || !there {
-		t.Errorf("the volume: %v, %v", there, err)
+	if there, known, err := e.HasVolume("data"); err != nil || !known || !there {
+		t.Errorf("the volume: %v, %v, %v", there, known, err)
+	}
+	if there, known, err := e.HasVolume("none"); err != nil || !known || there {
+		t.Errorf("a volume that is not there: %v, %v, %v", there, known, err)
 	}
 	n, known, err := e.Network("netx")
 	if err != nil || !known || n.Subnet != netip.MustParsePrefix("10.89.0.0/24") || n.Labels["mesh.module"] != "x" {
@@ -113,6 +116,21 @@ func TestPodmanIsSeenByItsFiles(t *testing.T) {
 	}
 	if len(s.asked) > 0 {
 		t.Errorf("a look started %v", s.asked)
+	}
+}
+
+// Where the engine keeps its things elsewhere, files do not tell, and nobody is told that a thing is gone.
+func TestWhatFilesDoNotTell(t *testing.T) {
+	for _, program := range []string{podman, docker} {
+		e := on(t, program, &stub{}, nil)
+		_, image, err1 := e.HasImage(engine.Image{ID: "sha256:1"})
+		_, volume, err2 := e.HasVolume("data")
+		if err := errors.Join(err1, err2); err != nil || image || volume {
+			t.Errorf("%s: known: image %v, volume %v, %v", program, image, volume, err)
+		}
+	}
+	if n, known, err := on(t, podman, &stub{}, nil).Network("x"); n != nil || known || err != nil {
+		t.Errorf("podman's network: %v, %v, %v", n, known, err)
 	}
 }
 

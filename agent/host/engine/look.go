@@ -84,7 +84,8 @@ func (e *Engine) HasImage(i Image) (there, known bool, err error) {
 	}
 	at := e.storeFile("images")
 	if at == "" {
-		return false, true, nil
+		store, err := e.root.Stat(e.graphRoot())
+		return false, store.Exists, err
 	}
 	all, err := e.podmanImages(at)
 	if err != nil {

@@ -30,7 +30,7 @@ type Network struct {
 }
 
 // Network is the network of that name as the machine has it; nil when it has none. known is false where
-// files do not tell all of it: of docker's only that it is there is seen.
+// files do not tell: of docker's only that it is there is seen, and podman may keep its networks elsewhere.
 func (e *Engine) Network(name string) (n *Network, known bool, err error) {
 	if e.kind == Docker {
 		st, err := e.root.Stat(path.Join(bridges, Bridge(name)))
@@ -41,7 +41,8 @@ func (e *Engine) Network(name string) (n *Network, known bool, err error) {
 	}
 	b, err := e.root.Read(NetworkFile(name), maxRead)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, true, nil
+		folder, err := e.root.Stat(podmanNetworks)
+		return nil, folder.Exists, err
 	}
 	if err != nil {
 		return nil, false, err
@@ -154,11 +155,14 @@ var pools = [...]netip.Prefix{netip.MustParsePrefix("10.89.0.0/16"), netip.MustP
 
 // free is the first range of the pools that nothing on the machine uses.
 func (e *Engine) free(taken []netip.Prefix) (netip.Prefix, error) {
-	used, err := e.subnets()
+	all, err := e.Networks() // docker's show as routes
 	if err != nil {
 		return netip.Prefix{}, err
 	}
-	used = append(used, taken...)
+	used := slices.Clone(taken)
+	for _, n := range all {
+		used = append(used, n.Subnet)
+	}
 	for _, pool := range pools {
 		base := pool.Addr().As4()
 		for i := range 256 {
@@ -172,8 +176,8 @@ func (e *Engine) free(taken []netip.Prefix) (netip.Prefix, error) {
 	return netip.Prefix{}, refusal.New("a network", fmt.Sprintf("no subnet of %v is free on this machine", pools), "declare a subnet")
 }
 
-// subnets are those of podman's networks; docker's show as routes.
-func (e *Engine) subnets() (out []netip.Prefix, err error) {
+// Networks are podman's networks, as far as files tell; docker's are not seen.
+func (e *Engine) Networks() (out []Network, err error) {
 	if e.kind == Docker {
 		return nil, nil
 	}
@@ -189,8 +193,8 @@ func (e *Engine) subnets() (out []netip.Prefix, err error) {
 		if err != nil {
 			continue // it goes at this moment
 		}
-		if n, err := parseNetwork(b); err == nil && n.Subnet.IsValid() {
-			out = append(out, n.Subnet)
+		if n, err := parseNetwork(b); err == nil {
+			out = append(out, *n)
 		}
 	}
 	return out, err

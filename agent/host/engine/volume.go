@@ -19,16 +19,22 @@ func (e *Engine) VolumeFolder(name string) string {
 	return path.Join(e.graphRoot(), "volumes", name, "_data")
 }
 
-// HasVolume reports whether the volume is on the machine.
-func (e *Engine) HasVolume(name string) (bool, error) {
-	st, err := e.root.Stat(e.VolumeFolder(name))
-	return st.Exists, err
+// HasVolume reports whether the volume is on the machine; known is false where the engine keeps its volumes
+// elsewhere.
+func (e *Engine) HasVolume(name string) (there, known bool, err error) {
+	folder := e.VolumeFolder(name)
+	st, err := e.root.Stat(folder)
+	if err != nil || st.Exists {
+		return st.Exists, err == nil, err
+	}
+	all, err := e.root.Stat(path.Dir(path.Dir(folder)))
+	return false, all.Exists, err
 }
 
 // EnsureVolume makes the volume unless it is there. One whose data are gone although the engine knows it is
 // made anew, empty.
 func (e *Engine) EnsureVolume(ctx context.Context, v Volume) error {
-	if there, err := e.HasVolume(v.Name); err != nil || there {
+	if there, _, err := e.HasVolume(v.Name); err != nil || there {
 		return err
 	}
 	create := append(append([]string{"volume", "create"}, labels(v.Labels)...), v.Name)
@@ -36,7 +42,7 @@ func (e *Engine) EnsureVolume(ctx context.Context, v Volume) error {
 	if err != nil {
 		return err
 	}
-	if there, err := e.HasVolume(v.Name); err != nil || there {
+	if there, _, err := e.HasVolume(v.Name); err != nil || there {
 		return err
 	}
 	if exit == 0 { // its folder is elsewhere: docker's data-root, a volume plugin
