@@ -169,6 +169,10 @@ func (s *Set) bans(owner, table, idle string) (all []Ban) {
 }
 
 func (s *IPSet) bans(owner, idle string) (all []Ban) {
+	name := s.Name
+	if s.Six { // fail2ban's, of the same jail
+		name = strings.TrimSuffix(name, "6")
+	}
 	for _, m := range s.Members {
 		if !m.Addresses.IsValid() {
 			continue
@@ -177,7 +181,7 @@ func (s *IPSet) bans(owner, idle string) (all []Ban) {
 		if m.To.IsValid() {
 			to = m.To
 		}
-		all = append(all, Ban{Owner: owner, Jail: jail(s.Name), From: m.Addresses.Addr(), To: to, Where: "ipset " + s.Name, LeftMS: uint64(m.Left) * 1000, Idle: idle, Comment: m.Comment})
+		all = append(all, Ban{Owner: owner, Jail: jail(name), From: m.Addresses.Addr(), To: to, Where: "ipset " + s.Name, LeftMS: uint64(m.Left) * 1000, Idle: idle, Comment: m.Comment})
 	}
 	return all
 }

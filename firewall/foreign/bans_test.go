@@ -64,7 +64,7 @@ table ip other {
 	}
 }
 `, "nft", "-f", "-")
-	s.Run("create f2b-nginx hash:net timeout 600\nadd f2b-nginx 198.51.100.64/26\n", "ipset", "restore")
+	s.Run("create f2b-nginx hash:net timeout 600\nadd f2b-nginx 198.51.100.64/26\ncreate f2b-nginx6 hash:ip family inet6 timeout 600\nadd f2b-nginx6 2001:db8::99\n", "ipset", "restore")
 	s.Run(`*filter
 :INPUT ACCEPT [0:0]
 :f2b-web - [0:0]
@@ -85,7 +85,7 @@ table ip other {
 -A ufw-user-input -s 192.0.2.0/24 -p tcp -m tcp --dport 22 -j ACCEPT
 COMMIT
 `, "iptables-nft-restore")
-	s.Run("*filter\n:INPUT ACCEPT [0:0]\n:f2b-sshd - [0:0]\n-A INPUT -j f2b-sshd\n-A f2b-sshd -s 2001:db8:bad::/48 -j DROP\nCOMMIT\n", "ip6tables-nft-restore")
+	s.Run("*filter\n:INPUT ACCEPT [0:0]\n:f2b-sshd - [0:0]\n-A INPUT -j f2b-sshd\n-A INPUT -m set --match-set f2b-nginx6 src -j REJECT\n-A f2b-sshd -s 2001:db8:bad::/48 -j DROP\nCOMMIT\n", "ip6tables-nft-restore")
 	var rs foreign.Ruleset
 	var err error
 	s.Do(func() { rs, err = foreign.ReadAll(t.Context()) })
@@ -115,6 +115,7 @@ COMMIT
 198.51.100.32/27 by fail2ban (web) in ip filter f2b-web
 198.51.100.44 by sshguard in ip filter sshguard: no base chain leads to it
 198.51.100.64/26 by fail2ban (nginx) in ipset f2b-nginx
+2001:db8::99 by fail2ban (nginx) in ipset f2b-nginx6
 198.51.100.7 by fail2ban (sshd) in inet f2b-table addr-set-sshd
 198.51.100.8 by fail2ban (web) in ip filter f2b-web
 198.51.100.9 by fail2ban in ip filter ufw-user-input
