@@ -74,7 +74,10 @@ func listing(s *netlab.Space) string {
 // The table by netlink and by its text are one, in nft's eyes and in ours; and the text loads over
 // itself.
 func TestTextAndLoadAreOne(t *testing.T) {
-	for name, f := range map[string]firewall.Filter{"sample": sample(t), "minimal": {Outside: []string{"eth0"}}} {
+	odd := []string{"}", "{x", "a;b", "#c", "$d", "@e", "f|g", "'h'", "-i", "1.2.3.4", "j,k", "accept"}
+	for name, f := range map[string]firewall.Filter{
+		"sample": sample(t), "minimal": {Outside: []string{"eth0"}}, "odd names": {Outside: odd, Bridges: odd[:3], Inside: odd[3:6], Tunnel: []string{"set"}},
+	} {
 		t.Run(name, func(t *testing.T) {
 			table := compile(t, f)
 			byText, byLoad := netlab.NewSpace(t, "by-text"), netlab.NewSpace(t, "by-load")

@@ -132,16 +132,14 @@ func TestReplacementsLeakNothing(t *testing.T) {
 		compile(t, firewall.Filter{Outside: []string{netlab.Uplink, "up1"}, Tunnel: []string{"mesh0"}, Inside: []string{"lan9"}, Allow: sample(t).Allow[:5]}),
 	}
 	load(t, d, tables[0])
-	flow, err := lab.Outside.Dial("tcp", "203.0.113.1:22", soon)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer flow.Close()
-
-	stop := make(chan struct{})
+	lab.Container.Serve("tcp", "[::]:80")
+	lab.Host.Run(engine, "nft", "-f", "-")
+	half, stop := make(chan struct{}), make(chan struct{})
 	var wg sync.WaitGroup
-	var words, refused int64
-	wg.Go(func() { // the flood: every packet a flow of its own, so that none rides on another's
+	var words, published, refused int64
+	talk(t, &wg, lab, "203.0.113.1:22", &words, stop)
+	talk(t, &wg, lab, "203.0.113.1:8080", &published, half) // a flush would take its translation away
+	wg.Go(func() {                                          // the flood: every packet a flow of its own, so that none rides on another's
 		lab.Outside.Do(func() {
 			b := make([]byte, 8)
 			for i := uint64(0); ; i++ {
@@ -165,27 +163,16 @@ func TestReplacementsLeakNothing(t *testing.T) {
 			}
 		})
 	})
-	wg.Go(func() {
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-			}
-			if err := netlab.Echo(flow, soon); err != nil {
-				t.Errorf("the flow ended after %d words: %v", words, err)
-				return
-			}
-			words++
-		}
-	})
 	const loads = 500
 	began := clock.Real().Now()
 	for i := range loads {
 		if i%5 == 0 {
 			firewall.Reread(d) // the whole is written, not what differs alone
 		}
-		if i%25 == 0 {
+		if i == loads/2 {
+			close(half)
+		}
+		if i%25 == 0 && i >= loads/2 {
 			lab.Host.Run("", "nft", "flush", "ruleset") // of somebody else: an owned table stands
 		}
 		if i == loads/2 { // the agent dies, and the next one takes over
@@ -209,5 +196,30 @@ func TestReplacementsLeakNothing(t *testing.T) {
 	if closed.Load() != 0 {
 		t.Errorf("%d packets of about %d leaked to the closed port", closed.Load(), sent.Load())
 	}
-	t.Logf("%d loads in %v: %d packets to each port, %d words over the flow, none lost or leaked (%d sockets short)", loads, took.Round(time.Millisecond), sent.Load(), words, refused)
+	t.Logf("%d loads in %v: %d packets to each port, %d and %d words over flows, none lost or leaked (%d sockets short)",
+		loads, took.Round(time.Millisecond), sent.Load(), words, published, refused)
+}
+
+// talk keeps a flow from outside busy until stop, and counts its words; read them when wg is done.
+func talk(t *testing.T, wg *sync.WaitGroup, lab *netlab.Lab, to string, words *int64, stop <-chan struct{}) {
+	t.Helper()
+	flow, err := lab.Outside.Dial("tcp", to, soon)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wg.Go(func() {
+		defer flow.Close()
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			if err := netlab.Echo(flow, soon); err != nil {
+				t.Errorf("the flow to %s ended after %d words: %v", to, *words, err)
+				return
+			}
+			*words++
+		}
+	})
 }
