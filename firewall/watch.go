@@ -27,10 +27,15 @@ type Event struct {
 // channel. Commits that come while the reader is busy are one Event, the newest. It runs one
 // goroutine.
 func (d *Driver) Watch(ctx context.Context) (<-chan Event, error) {
-	fd, err := watchSocket()
+	fd, err := watchSocket(watchBuffer)
 	if err != nil {
 		return nil, fmt.Errorf("watch packet filter: %w", err)
 	}
+	return d.watch(ctx, fd)
+}
+
+// watch is Watch over the socket fd, which it closes.
+func (d *Driver) watch(ctx context.Context, fd int) (<-chan Event, error) {
 	// os.File on a socket that does not block waits in Go's poller, so that Close ends the wait.
 	file := os.NewFile(uintptr(fd), "netfilter events")
 	raw, err := file.SyscallConn()
@@ -98,13 +103,13 @@ func committed(m nfnetlink.Message, own uint32) (e Event, ok bool) {
 	return e, true
 }
 
-func watchSocket() (int, error) {
+func watchSocket(size int) (int, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_NETFILTER)
 	if err != nil {
 		return -1, os.NewSyscallError("socket", err)
 	}
 	err = func() error {
-		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, watchBuffer); err != nil {
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, size); err != nil {
 			return os.NewSyscallError("setsockopt SO_RCVBUFFORCE", err)
 		}
 		// Only the end of a commit is taken: loads of thousands of rules by others cost one wake-up.
