@@ -1,6 +1,8 @@
-// Package journal reads lines of units from the machine's journal for who asks over the bus (APP-16). A
-// read is one journalctl of its own, since its files cannot be read without CGO or a second implementation
-// of their format; the program ends with the read. A reader asks for batch after batch, and each ask
+// Package journal reads lines of units from the machine's journal for who asks over the bus (APP-16). It is
+// read by journalctl, since its files cannot be read without CGO or a second implementation of their format.
+// A read that follows calls it again and again, each time behind the last line: in the sandbox that the agent
+// is in, "journalctl --follow" of systemd 252 waits for ever and says nothing. What runs ends with the read. A
+// reader asks for batch after batch, and each ask
 // acknowledges the one before: nothing is read ahead but a few lines, so that a slow reader slows journalctl
 // and holds no memory here, and a read whose reader is silent for engine.LogsIdle ends.
 //
@@ -11,6 +13,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -36,6 +39,8 @@ const (
 	linger = 20 * time.Millisecond
 	// killBound is how long journalctl may take to die.
 	killBound = 2 * time.Second
+	// againMin and againMax bound the pause before one that follows looks again: it grows while there is nothing.
+	againMin, againMax = 200 * time.Millisecond, time.Second
 )
 
 // Config is what a Reader works with.
@@ -65,11 +70,11 @@ type Reader struct {
 	ended  sync.WaitGroup
 }
 
-// read is one journalctl and the lines it gave.
+// read is one reader's, and the lines that wait for it.
 type read struct {
 	id     string
 	cancel context.CancelFunc
-	lines  chan entry // closed when journalctl ended
+	lines  chan entry // closed when there are no more
 	why    string     // what ended it before its time; set before lines is closed
 
 	turn sync.Mutex // held by the ask that takes lines; guards next and last
@@ -134,17 +139,17 @@ var cursorRule = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompil
 
 // Begin starts a read and answers its first batch.
 func (r *Reader) Begin(ctx context.Context, a Ask) (engine.LogsAnswer, error) {
-	args, err := arguments(a)
-	if err != nil {
+	if err := check(a); err != nil {
 		return engine.LogsAnswer{}, err
 	}
 	var id [12]byte
 	if _, err := io.ReadFull(r.cfg.Rand, id[:]); err != nil {
 		return engine.LogsAnswer{}, fmt.Errorf("name a read: %w", err)
 	}
+	now := r.cfg.Clock.Now()
 	life, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	x := &read{id: hex.EncodeToString(id[:]), cancel: cancel, lines: make(chan entry, ahead), asked: r.cfg.Clock.Now()}
-	if err := r.start(life, x, args); err != nil {
+	x := &read{id: hex.EncodeToString(id[:]), cancel: cancel, lines: make(chan entry, ahead), asked: now}
+	if err := r.start(life, x, a, now); err != nil {
 		cancel()
 		return engine.LogsAnswer{}, err
 	}
@@ -155,39 +160,38 @@ func (r *Reader) Begin(ctx context.Context, a Ask) (engine.LogsAnswer, error) {
 	return r.Next(ctx, engine.LogsNextAsk{Read: x.id, WaitMS: wait.Milliseconds()})
 }
 
-// arguments are journalctl's.
-func arguments(a Ask) ([]string, error) {
+func check(a Ask) error {
 	if a.Lines < 0 || a.Lines > engine.MostLines {
-		return nil, refusal.Newf("the arguments", fmt.Sprintf("ask for at most %d, or since a time", engine.MostLines), "lines: %d", a.Lines)
+		return refusal.Newf("the arguments", fmt.Sprintf("ask for at most %d, or since a time", engine.MostLines), "lines: %d", a.Lines)
 	}
+	if a.After != "" && !cursorRule().MatchString(a.After) {
+		return refusal.New("the arguments", "after: it is no cursor of a journal", "use the one of an answer")
+	}
+	return nil
+}
+
+// arguments are journalctl's.
+func arguments(a Ask) []string {
 	args := []string{"--output=json", "--output-fields=MESSAGE,_SYSTEMD_UNIT,UNIT,PRIORITY", "--all", "--no-pager", "--quiet"}
 	switch {
 	case a.After != "":
-		if !cursorRule().MatchString(a.After) {
-			return nil, refusal.New("the arguments", "after: it is no cursor of a journal", "use the one of an answer")
-		}
 		args = append(args, "--after-cursor="+a.After)
 	case a.SinceMS > 0:
 		args = append(args, fmt.Sprintf("--since=@%d.%03d", a.SinceMS/1000, a.SinceMS%1000))
-	case a.Lines == 0:
-		a.Lines = 1
 	}
 	if a.Lines > 0 && a.After == "" {
 		args = append(args, "--lines="+strconv.Itoa(a.Lines))
-	} else if a.Follow {
-		args = append(args, "--no-tail")
-	}
-	if a.Follow {
-		args = append(args, "--follow")
+	} else if a.After == "" && a.SinceMS == 0 {
+		args = append(args, "--lines=1")
 	}
 	for _, u := range a.Units {
 		args = append(args, "--unit="+u)
 	}
-	return args, nil
+	return args
 }
 
-// start starts journalctl and takes x in.
-func (r *Reader) start(ctx context.Context, x *read, args []string) error {
+// start takes x in and reads for it.
+func (r *Reader) start(ctx context.Context, x *read, a Ask, now time.Time) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
@@ -196,7 +200,36 @@ func (r *Reader) start(ctx context.Context, x *read, args []string) error {
 	case len(r.reads) >= most:
 		return refusal.Newf("the read", "end one, or wait: one whose reader is gone ends within seconds", "%d are open on this machine, and more would slow it", most)
 	}
-	argv := append(slices.Clone(r.cfg.Command), args...)
+	r.reads[x.id] = x
+	r.ended.Go(func() { // ends with ctx, or with the last line
+		defer close(x.lines)
+		defer x.cancel()
+		for pause := againMin; ; pause = min(2*pause, againMax) {
+			last, err := r.once(ctx, x, a)
+			if err != nil && ctx.Err() == nil {
+				x.why = err.Error()
+			}
+			if err != nil || !a.Follow {
+				return
+			}
+			if last != "" {
+				a.After, pause = last, againMin
+			} else if a.After == "" && a.Lines > 0 { // there was none yet: from the beginning of the read
+				a.SinceMS, a.Lines = now.UnixMilli(), 0
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-r.cfg.Clock.After(pause):
+			}
+		}
+	})
+	return nil
+}
+
+// once has journalctl say what there is and hands it on; it returns the last line's cursor, "" for none.
+func (r *Reader) once(ctx context.Context, x *read, a Ask) (last string, err error) {
+	argv := append(slices.Clone(r.cfg.Command), arguments(a)...)
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	var said tail
 	cmd.Stderr = &said
@@ -208,31 +241,30 @@ func (r *Reader) start(ctx context.Context, x *read, args []string) error {
 		err = cmd.Start()
 	}
 	if err != nil {
-		return fmt.Errorf("read the journal: %w", err)
+		return "", fmt.Errorf("read the journal: %w", err)
 	}
-	s := newScanner(out)
-	r.reads[x.id] = x
-	r.ended.Go(func() { // ends with journalctl, which ends with ctx
-		defer close(x.lines)
-		defer x.cancel()
-		for {
-			line, err := s.next()
-			if err != nil {
-				break
-			}
-			select {
-			case x.lines <- line:
-			case <-ctx.Done():
-			}
-			if ctx.Err() != nil {
-				break
-			}
+	for s := newScanner(out); ctx.Err() == nil; {
+		line, err := s.next()
+		if err != nil {
+			break
 		}
-		if err := cmd.Wait(); err != nil && ctx.Err() == nil {
-			x.why = "journalctl: " + err.Error() + said.words()
+		select {
+		case x.lines <- line:
+			last = line.cursor
+		case <-ctx.Done():
 		}
-	})
-	return nil
+	}
+	err = cmd.Wait()
+	var exit *exec.ExitError
+	switch {
+	case ctx.Err() != nil:
+		return last, ctx.Err()
+	case errors.As(err, &exit) && said.words() == "": // newer ones exit so where there are no lines
+		return last, nil
+	case err != nil:
+		return last, fmt.Errorf("journalctl: %w%s", err, said.words())
+	}
+	return last, nil
 }
 
 // Next answers the batch asked for, or the one before again.

@@ -196,7 +196,7 @@ func TestReadsAreBoundedAndEndWithTheAgent(t *testing.T) {
 	if _, err := begin(); refusal.Of(err) == nil {
 		t.Errorf("one too many: %v", err)
 	}
-	if args := b.file("args"); !strings.Contains(args, "--lines=1 --follow") {
+	if args := b.file("args"); !strings.Contains(args, "--lines=1 --unit=x.service") {
 		t.Errorf("journalctl %s", args)
 	}
 	b.end()
@@ -205,6 +205,58 @@ func TestReadsAreBoundedAndEndWithTheAgent(t *testing.T) {
 	}
 	if _, err := b.Begin(t.Context(), Ask{Units: []string{"x.service"}}); refusal.Of(err) == nil {
 		t.Errorf("after the end: %v", err)
+	}
+}
+
+// A follow looks again and again, behind the last line it had: none twice, none lost.
+func TestAFollowGoesOnBehindTheLastLine(t *testing.T) {
+	// The journal is a file of numbers; the stand-in says those behind the cursor, or the last one.
+	b := newBed(t, `after=0; for a in "$@"; do case "$a" in --after-cursor=*) after="${a##*i=}";; --lines=*) after=$(( $(wc -l < $DIR/journal) - ${a#--lines=} ));; esac; done
+echo "$after" >> $DIR/asked
+tail -n +$((after+1)) $DIR/journal | while read i; do `+line+`; done`)
+	t.Setenv("DIR", b.dir)
+	defer b.end()
+	journal := filepath.Join(b.dir, "journal")
+	write := func(from, to int) {
+		t.Helper()
+		f, err := os.OpenFile(journal, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := from; i <= to; i++ {
+			fmt.Fprintln(f, i)
+		}
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(1, 5)
+	got, err := within(b, func() (engine.LogsAnswer, error) {
+		return b.Begin(t.Context(), Ask{Units: []string{"x.service"}, LogsAsk: engine.LogsAsk{Follow: true, Lines: 2}})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	wrote := 5
+	for len(all) < 60 {
+		for _, l := range got.Lines {
+			all = append(all, l.Text)
+		}
+		if wrote < 63 && len(all) >= wrote-3 { // all that was written was had
+			write(wrote+1, wrote+2)
+			wrote += 2
+		}
+		if got, err = within(b, func() (engine.LogsAnswer, error) {
+			return b.Next(t.Context(), engine.LogsNextAsk{Read: got.Read, Batch: got.Next, WaitMS: 1000})
+		}); err != nil || got.Done {
+			t.Fatalf("%+v, %v", got, err)
+		}
+	}
+	for i, text := range all {
+		if text != fmt.Sprintf("line %d", i+4) {
+			t.Fatalf("line %d of the follow is %q: %v", i, text, all)
+		}
 	}
 }
 
