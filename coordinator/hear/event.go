@@ -19,8 +19,9 @@ type events struct {
 	cfg  Config
 	kick chan struct{} // capacity 1: one look pending is enough
 
-	mu      sync.Mutex // guards waiting
+	mu      sync.Mutex // guards the fields below
 	waiting []event
+	came    int // ever
 }
 
 type event struct {
@@ -59,6 +60,7 @@ func (e *events) say(name subject.Event, payload any) {
 		e.cfg.Log.Error("an event is dropped: too many wait for the bus", "subject", e.waiting[0].subject)
 		e.waiting = e.waiting[1:]
 	}
+	e.came++
 	e.waiting = append(e.waiting, event{subject.SeatEvent(subject.Controller, name, ""), hex.EncodeToString(id[:]), body})
 	e.mu.Unlock()
 	select {
@@ -84,8 +86,39 @@ func (e *events) said(x event) {
 	}
 }
 
+// calm and calmMost are how long no event must come until a crowd of reports is over, and how long it is
+// waited for that.
+const calm, calmMost = 100 * time.Millisecond, 2 * time.Second
+
+// settle lets a crowd of reports pass: nobody waits for an event, and somebody for each of the reports. It
+// returns whether there was one.
+func (e *events) settle(ctx context.Context) bool {
+	count := func() (came, waiting int) {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return e.came, len(e.waiting)
+	}
+	before, waiting := count()
+	if waiting < crowd {
+		return false
+	}
+	for range calmMost / calm {
+		select {
+		case <-ctx.Done():
+			return true
+		case <-e.cfg.Clock.After(calm):
+		}
+		now, _ := count()
+		if now == before {
+			break
+		}
+		before = now
+	}
+	return true
+}
+
 func (e *events) run(ctx context.Context) error {
-	pause := retryMin
+	pause, settled := retryMin, false
 	for {
 		x, ok := e.first()
 		if !ok {
@@ -94,7 +127,11 @@ func (e *events) run(ctx context.Context) error {
 				return nil
 			case <-e.kick:
 			}
+			settled = false
 			continue
+		}
+		if !settled {
+			settled = e.settle(ctx)
 		}
 		if ctx.Err() != nil {
 			e.cfg.Log.Warn("events are left unsaid at the end", "subject", x.subject)
