@@ -171,9 +171,9 @@ func (f *Filter) apply(ctx context.Context, want Wanted) (Outcome, error) {
 	switch old := f.memory.Refused; {
 	case f.memory.confirmed(r.key()):
 		return f.again(ctx)
-	case old != nil && old.Key == r.key() && old.Seq == want.Seq && !want.ByHand:
+	case old != nil && old.Key == r.key() && old.Seq == want.Seq:
 		return Refused, &old.Refusal
-	case want.ByHand || f.cfg.Probe == nil:
+	case f.cfg.Probe == nil:
 		return f.confirm(ctx, r)
 	}
 	if err := f.try(ctx); err != nil {
@@ -181,7 +181,7 @@ func (f *Filter) apply(ctx context.Context, want Wanted) (Outcome, error) {
 			return Failed, ctx.Err()
 		}
 		return Waiting, refusal.New("a change of the packet filter", fmt.Sprintf("the bus cannot be reached (%v), so nothing could confirm the change; the rules before it stay in force", err),
-			"nothing: it is put in force when the bus is back; a person at the machine can apply it by hand")
+			"nothing: it is put in force when the bus is back")
 	}
 	return f.change(ctx, want)
 }
@@ -224,8 +224,8 @@ func (f *Filter) keepLinks(ctx context.Context, forget bool) error {
 	return nil
 }
 
-// confirm puts r in force and keeps it as what to fall back to: the bus was reached through it, or a person
-// answers for it.
+// confirm puts r in force and keeps it as what to fall back to: the bus was reached through it, or nobody
+// can tell.
 func (f *Filter) confirm(ctx context.Context, r rules) (Outcome, error) {
 	if err := f.load(ctx, r, false); err != nil {
 		return Failed, errors.Join(err, f.backToConfirmed(ctx))

@@ -10,8 +10,7 @@
 // somebody else touched, need no window either: the rules stay the same. Nothing here takes a table away
 // but Remove: what is not known is kept.
 //
-// A new change while the bus cannot be reached waits, since nothing could confirm it; a person at the
-// machine may put it in force in so many words (Wanted.ByHand).
+// A new change while the bus cannot be reached waits, since nothing could confirm it.
 //
 // Run owns one goroutine's worth of loop and whatever Kernel.Watch starts; Apply works in its
 // caller's. Which links are outside is agent/host/link's to judge, the table firewall's to write.
@@ -113,13 +112,13 @@ type Config struct {
 	// LinksChanged hints that they may be others; nil for none.
 	LinksChanged <-chan struct{}
 	// Probe reaches the bus over a new connection, since one that stands proves nothing. It returns
-	// when ctx ends. Without it no change is confirmed: each is as one by hand.
+	// when ctx ends. Without it no change is confirmed: each counts at once.
 	Probe func(context.Context) error
 	// Window is how long a change has to reach the bus; 0 for the package's Window. A test has a short one.
 	Window time.Duration
 }
 
-// Wanted is what the declaration, or a person at the machine, says the filter should be.
+// Wanted is what the declaration says the filter should be.
 type Wanted struct {
 	Allow  []rule.Allow // with the rules of the owner "admin"
 	Tunnel []string
@@ -128,8 +127,6 @@ type Wanted struct {
 	Inside []string
 	// Seq numbers the declaration. Rules refused once are tried again when they come under another.
 	Seq uint64
-	// ByHand is a person at the machine who takes the change as confirmed.
-	ByHand bool
 }
 
 // Outcome is what became of a Wanted.

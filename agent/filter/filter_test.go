@@ -431,19 +431,12 @@ func TestOffline(t *testing.T) {
 		t.Errorf("state %+v", s)
 	}
 
-	// A change waits for the bus, unless a person at the machine wants it so.
+	// A change waits for the bus.
 	err := r.apply(want("22/tcp", "80/tcp", "4222/tcp"), filter.Waiting)
 	if ref := refusal.Of(err); ref == nil || !strings.Contains(ref.Why, "network is unreachable") {
 		t.Errorf("got %v", err)
 	}
 	r.open("22", "4222")
-	hand := want("22/tcp")
-	hand.ByHand = true
-	r.apply(hand, filter.Applied)
-	r.open("22")
-	hand = want("22/tcp", "4222/tcp")
-	hand.ByHand = true
-	r.apply(hand, filter.Applied)
 	r.setProbe(online)
 	r.apply(want("22/tcp", "80/tcp", "4222/tcp"), filter.Applied)
 	r.open("22", "80", "4222")
