@@ -34,6 +34,7 @@ func TestRowsWithFew(t *testing.T) {
 		{"machines join", "13", []int{13, 13}},
 		{"memory", "14", []int{14}},
 		{"a bundle", "15", []int{15, 15}},
+		{"an image", "16", []int{16, 16}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			b, err := parse([]string{"--json", "--rounds", "1", "--rows", tt.rows, "--dir", t.TempDir(),

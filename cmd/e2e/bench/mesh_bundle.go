@@ -4,8 +4,11 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"net/http"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -14,7 +17,9 @@ import (
 
 	"mesh/agent/apply"
 	"mesh/agent/link"
+	"mesh/agent/registry"
 	"mesh/agent/state"
+	"mesh/shared/bundle"
 	"mesh/shared/bus"
 	"mesh/shared/clock"
 	"mesh/shared/credential"
@@ -47,6 +52,8 @@ type bundler struct {
 	artifact declaration.Artifact
 	seq      uint64
 	folder   string
+	images   *registry.Registry
+	has      map[string]bool // blobs that were pulled
 }
 
 // bundlePart is the child "mesh-bundle".
@@ -60,6 +67,9 @@ func bundlePart(ctx context.Context) error {
 		"bring": on(func(ctx context.Context, _ nothing) (any, error) {
 			return measured(func() error { return b.apply(ctx, true) })
 		}),
+		// "pull" brings an image as an engine does that has the layers it was given before, and says how many
+		// bytes of messages came.
+		"pull": on(func(ctx context.Context, i declaration.Image) (any, error) { return b.pull(ctx, &i) }),
 		"drop": on(func(ctx context.Context, _ nothing) (any, error) { return nil, b.apply(ctx, false) }),
 	})
 }
@@ -74,6 +84,7 @@ func (b *bundler) start(ctx context.Context, a bundleStart) error {
 		return err
 	}
 	k := link.New(link.Config{Node: subject.Node(cred.Name), Conn: b.conn, Outbox: &lastWord{}, Clock: clk, Log: log, Alive: func() report.Heartbeat { return report.Heartbeat{} }})
+	b.images = registry.New(registry.Config{Fetch: k.Fetch, Clock: clk, Log: log})
 	if b.signer, err = credential.NewSigner(rand.Reader); err != nil {
 		return err
 	}
@@ -88,6 +99,53 @@ func (b *bundler) start(ctx context.Context, a bundleStart) error {
 	b.engine, err = apply.New(apply.Config{Store: b.store, Node: "bench", Mesh: "bench", Verifier: b.signer.Verifier(), Root: root, BundleDir: filepath.Dir(b.folder),
 		Fetch: k.Fetch, Clock: clk, Rand: rand.Reader, Log: log, Wait: 5 * time.Minute})
 	return err
+}
+
+func (b *bundler) pull(ctx context.Context, i *declaration.Image) (int64, error) {
+	if b.has == nil {
+		b.has = map[string]bool{}
+	}
+	before := b.conn.NATS().Stats().InBytes
+	offer, err := b.images.Offer(ctx, "mesh/bench", i)
+	if err != nil {
+		return 0, err
+	}
+	for n, blob := range i.Blobs {
+		kind := "blobs"
+		if n == 0 {
+			kind = "manifests"
+		}
+		if b.has[blob.Digest] {
+			continue
+		}
+		if err = get(ctx, "http://"+offer.Address()+"/v2/mesh/bench/"+kind+"/sha256:"+blob.Digest, blob.Size); err != nil {
+			break
+		}
+		b.has[blob.Digest] = true
+	}
+	return int64(b.conn.NATS().Stats().InBytes - before), errors.Join(err, offer.Err(), offer.Close())
+}
+
+// get reads an answer of size bytes.
+func get(ctx context.Context, url string, size int64) error {
+	q, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := http.DefaultClient.Do(q)
+	if err != nil {
+		return err
+	}
+	n, err := io.Copy(io.Discard, resp.Body)
+	if err = errors.Join(err, resp.Body.Close()); err == nil && (n != size || resp.StatusCode != http.StatusOK) {
+		err = fmt.Errorf("%s: %s, %d bytes of %d", url, resp.Status, n, size)
+	}
+	return err
+}
+
+// artifactOf is an artifact of that digest and size.
+func artifactOf(digest string, size int64) declaration.Artifact {
+	return declaration.Artifact{Digest: digest, Size: size, Chunks: bundle.Chunks(size)}
 }
 
 func (b *bundler) end() {

@@ -15,6 +15,7 @@ func table() []row {
 		{[]int{13}, joinRows},
 		{[]int{14}, memoryRows},
 		{[]int{15}, bundleRows},
+		{[]int{16}, imageRows},
 	}
 }
 
