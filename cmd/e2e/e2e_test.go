@@ -170,6 +170,7 @@ func TestMainJob(t *testing.T) {
 		tell func(*mesh)
 	}{
 		{"what is open and what is not", ports},
+		{"what can be reached, and why", exposed},
 		{"the bus stays open", busStaysOpen},
 		{"bad invitations", invitations},
 		{"an established flow survives a push", flow},
