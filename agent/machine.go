@@ -13,6 +13,7 @@ import (
 	"mesh/agent/converge"
 	"mesh/agent/exposure"
 	"mesh/agent/filter"
+	"mesh/agent/host/engine"
 	"mesh/agent/host/file"
 	hostlink "mesh/agent/host/link"
 	"mesh/agent/host/profile"
@@ -114,6 +115,9 @@ func after(first *report.Profile, profile func(context.Context) *report.Profile)
 // hint turns systemd's words about mesh's own units into looks at the machine (APP-6).
 func hint(ctx context.Context, units *systemd.Conn, changed chan<- struct{}) error {
 	for e := range units.Events(ctx) {
+		if strings.HasPrefix(e.Unit, engine.UnitPrefix) {
+			continue // the agent itself has the engine do something
+		}
 		if e.Unit == "" || strings.HasPrefix(e.Unit, unitMark) {
 			poke(changed)
 		}

@@ -389,6 +389,27 @@ func TestFailedModulesWaitLonger(t *testing.T) {
 }
 
 // filterFunc is the packet filter of a test.
+// A pause that ends while a pass is under way, which had left the module out for it, is followed by the next pass
+// at once and not by the one of the next minute.
+func TestAPauseThatEndsDuringAPass(t *testing.T) {
+	b, err := makeBed(t.TempDir())
+	must(t, err)
+	var takes time.Duration // what the packet filter takes, after it was seen who has a pause
+	b.filter = filterFunc(func(*declaration.Declaration) error {
+		b.clock.Advance(takes)
+		return errors.New("not today")
+	})
+	b.open(t)
+	b.fetched = func(declaration.Artifact, int) error { return errors.New("the bus is away") }
+	r := b.accept(t, 1, notes(b, t, "one"))
+	b.clock.Advance(r.NextTry.Sub(b.clock.Now()) - time.Second)
+	takes = 2 * time.Second
+	r = b.pass(t, apply.Reconcile)
+	if wait := r.NextTry.Sub(b.clock.Now()); r.NextTry.IsZero() || wait > time.Second {
+		t.Errorf("the next try is in %v: %+v", wait, r)
+	}
+}
+
 type filterFunc func(*declaration.Declaration) error
 
 func (f filterFunc) Apply(_ context.Context, d *declaration.Declaration) error { return f(d) }

@@ -49,7 +49,7 @@ func (e *Engine) carry(ctx context.Context, w *work) (Result, error) {
 	result := Result{Seq: w.d.Seq, Outcome: report.Applied, Steps: r.steps, Modules: r.modules(states, paused), Strays: e.strays(w)}
 	result.Drift, result.Left = e.drift(r)
 	e.blame(r, &result, filterErr)
-	result.NextTry = r.nextTry()
+	result.NextTry = r.nextTry(paused)
 	result.Took = e.cfg.Clock.Now().Sub(w.start)
 	if err := e.record(ctx, r, result); err != nil {
 		return Result{}, state.Named(err, "to remember what was done")
@@ -202,22 +202,27 @@ func (r *run) setPause(m subject.Module, mod report.Module, failed bool, paused 
 
 // nextTry is when the first of the modules that failed is to be tried again, or one that waits for
 // something is to be looked at.
-func (r *run) nextTry() (next time.Time) {
+func (r *run) nextTry(paused map[subject.Module]string) (next time.Time) {
 	now := r.cfg.Clock.Now()
 	sooner := func(at time.Time) {
 		if at.After(now) && (next.IsZero() || at.Before(next)) {
 			next = at
 		}
 	}
-	for _, p := range r.pauses {
+	for m, p := range r.pauses {
 		sooner(p.next)
+		if paused[m] != "" && !p.next.After(now) { // its pause ended during this pass, which did nothing for it
+			sooner(now.Add(time.Millisecond))
+		}
 	}
 	for _, l := range r.late {
 		sooner(now.Add(l.again))
 	}
 	for _, l := range r.lives {
-		if !l.died.IsZero() {
-			sooner(l.died.Add(steady))
+		if at := l.died.Add(steady); !l.died.IsZero() && at.After(now) {
+			sooner(at)
+		} else if !l.died.IsZero() { // it proved itself during this pass
+			sooner(now.Add(time.Millisecond))
 		}
 	}
 	return next

@@ -20,9 +20,17 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"os/signal"
+	"syscall"
 )
 
 func main() {
+	end := make(chan os.Signal, 1)
+	signal.Notify(end, syscall.SIGTERM)
+	go func() {
+		<-end
+		os.Exit(0)
+	}()
 	http.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		data, _ := os.ReadFile("/data/kept")
 		fmt.Fprintf(w, "version=%s word=%s secret=%s data=%s uid=%d pid=%d", os.Args[1], os.Getenv("WORD"), os.Getenv("SECRET"), data, os.Getuid(), os.Getpid())
@@ -96,6 +104,7 @@ func TestContainers(t *testing.T) {
 		{"what is removed by hand comes back", containerRemoved},
 		{"a new image takes over", containerUpgraded},
 		{"an image over the bus", containerCarried},
+		{"a plan says what would be done", containerPlanned},
 		{"a foreign container is left alone", containerHeld},
 		{"the end leaves the data", containerGone},
 	} {
@@ -231,6 +240,22 @@ func containerCarried(b *boxes) {
 	b.well(1)
 }
 
+// containerPlanned: APP-15. The plan of the declaration held is empty, and one of what somebody did says it.
+func containerPlanned(b *boxes) {
+	if out := b.on(1, "mesh-agent", "plan"); out != "nothing to do\n" {
+		b.t.Errorf("with nothing to do the plan is %q", out)
+	}
+	b.on(1, "systemctl", "stop", "mesh-agent")
+	b.on(1, "systemctl", "stop", "mesh-box-web.service")
+	b.on(1, "podman", "network", "rm", "-f", "mesh-box-back")
+	out := b.on(1, "mesh-agent", "plan")
+	if !strings.Contains(out, "make network") || strings.Index(out, "make network") > strings.Index(out, "start ") {
+		b.t.Errorf("the plan is\n%s", out)
+	}
+	b.on(1, "systemctl", "start", "mesh-agent")
+	b.says("version=three", "data=precious")
+}
+
 // containerHeld: APP-9. A name that somebody else's container has is not taken.
 func containerHeld(b *boxes) {
 	b.on(1, "podman", "run", "-d", "--name", "theirs", b.images["one"], "one")
@@ -266,6 +291,10 @@ func containerGone(b *boxes) {
 		out, err := b.Run(b.t.Context(), 1, "sh", "-c", "podman ps -a --format '{{.Names}}'; podman network ls --format '{{.Name}}'; ls /etc/systemd/system")
 		return err == nil && !strings.Contains(out, "mesh-box"), fmt.Sprint(out, err)
 	})
+	// facts/host.md §4.6: nothing of it runs on; what is left is theirs.
+	if out := b.on(1, "sh", "-c", "ps axo comm | grep -c conmon; ps axo args | grep -c '^/box'"); out != "1\n1\n" {
+		b.t.Errorf("processes of it run on: %q", out)
+	}
 	if out := b.on(1, "sh", "-c", "cat /var/lib/containers/storage/volumes/mesh-box-data/_data/kept; cat /proc/sys/net/ipv4/ip_default_ttl; ls /etc/box-link 2>/dev/null || echo gone; podman ps --format '{{.Names}}'"); out != "precious64\ngone\ntheirs\n" {
 		b.t.Errorf("after the end: %q", out)
 	}

@@ -186,6 +186,9 @@ func (e *Engine) Exec(ctx context.Context, container string, argv []string) (exi
 	return e.try(ctx, "exec-"+container, append([]string{"exec", container}, argv...)...)
 }
 
+// UnitPrefix begins the names of the transient units that the engine's program runs as.
+const UnitPrefix = "mesh-engine-"
+
 // actBound ends an act of the engine's that hangs; only a pull may take longer.
 const actBound = time.Minute
 
@@ -196,7 +199,7 @@ func (e *Engine) try(ctx context.Context, what string, args ...string) (exit int
 		ctx, cancel = context.WithTimeout(ctx, actBound)
 		defer cancel()
 	}
-	exit, out, err = e.run.Run(ctx, "mesh-engine-"+unitSafe(what), append([]string{e.program}, args...))
+	exit, out, err = e.run.Run(ctx, UnitPrefix+unitSafe(what), append([]string{e.program}, args...))
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, "", e.gone()
 	}
