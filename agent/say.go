@@ -237,7 +237,7 @@ func (a *Agent) runtime() show.Runtime {
 		Node: a.node, Mesh: a.cfg.Credential.Mesh, Agent: a.me, Daemon: a.self, Sending: a.sending, At: a.cfg.Clock.Now().UnixMilli(),
 		Bus:     show.Bus{Up: up, Since: since.UnixMilli(), Address: strings.Join(a.cfg.Credential.Bus.Addresses, ", ")},
 		Uplinks: s.Uplinks, Tunnel: strings.Join(s.Tunnel, ","), Filter: filterWords(a.declaredFilter(), s),
-		Strays: a.view.last.Strays, Left: a.view.last.Left, FreeDisk: freeDisk(a.cfg.Dir), Profile: a.profile,
+		Exposed: report.Few(a.exposed), Strays: a.view.last.Strays, Left: a.view.last.Left, FreeDisk: freeDisk(a.cfg.Dir), Profile: a.profile,
 		Declaration: show.Declaration{Seq: held, Outcome: account.Outcome, Refused: account.Refused, TookMS: account.TookMS},
 	}
 	switch {

@@ -15,7 +15,7 @@ func (d *Document) Page() any {
 		Bus:         pageBus{d.Bus.Up, d.Bus.Address, stamp(d.Bus.Since), d.Bus.Why},
 		Declaration: pageDeclaration{Declaration: d.Declaration, Accepted: stamp(d.Declaration.Accepted)},
 		Modules:     each(d.Modules, func(m report.Module) any { return ModulePage(m) }), Uplinks: d.Uplinks, Tunnel: d.Tunnel, Filter: filterOf(d.Filter),
-		Drift: each(d.Drift, driftPage), Left: each(d.Left, driftPage), Strays: d.Strays, Outbox: d.Outbox, FreeDisk: d.FreeDisk,
+		Drift: each(d.Drift, driftPage), Left: each(d.Left, driftPage), Exposed: d.Exposed, Strays: d.Strays, Outbox: d.Outbox, FreeDisk: d.FreeDisk,
 		Problems: each(d.Problems, func(p report.Problem) any { return pageProblem{stamp(p.At), p.Text} }), Profile: d.Profile,
 	}
 }
@@ -35,6 +35,7 @@ type page struct {
 	Filter      any             `json:"filter"`
 	Drift       []any           `json:"drift"`
 	Left        []any           `json:"left"`
+	Exposed     []string        `json:"exposed,omitempty"`
 	Strays      []string        `json:"strays"`
 	Outbox      Outbox          `json:"outbox"`
 	FreeDisk    int64           `json:"free_disk"`

@@ -34,6 +34,13 @@ func Render(w io.Writer, d *Document, now time.Time) error {
 		p.field("free disk", "%s", size(d.FreeDisk))
 	}
 	p.modules(d.Modules)
+	for i, x := range d.Exposed {
+		if i == 0 {
+			p.line("")
+			p.line("not open as declared; which rule decides: mesh-agent why")
+		}
+		p.line("  %s", x)
+	}
 	for i, s := range d.Strays {
 		if i == 0 {
 			p.line("")

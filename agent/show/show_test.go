@@ -77,6 +77,7 @@ func dire() *show.Document {
 	d.Modules = append(d.Modules, report.Module{Name: "later", Build: "build-3", State: report.Pending}, report.Module{Name: "veiled", Build: "build-4", State: report.Unknown, Detail: "systemd cannot be asked: it is gone", Since: ago(0)})
 	d.Left = []report.Drift{{Module: "hello", Thing: "file:/etc/hello.conf", What: "content differs", At: ago(time.Hour)}}
 	d.Strays = []string{"unit:mesh-old-web.service"}
+	d.Exposed = []string{"443/tcp over eth0: declared, but refused by the policy drop of ip filter INPUT, ufw's"}
 	return d
 }
 
