@@ -40,7 +40,7 @@ func (r *run) setSysctl(ctx context.Context, key, value string) error {
 	if _, ok := r.sysctlNow(key); !ok {
 		return refusal.New(what, "this kernel has no such setting", "load the kernel module that brings it, or take it out of the module")
 	}
-	unit := "mesh-sysctl-" + strings.NewReplacer("/", "_", "*", "_", "@", "_").Replace(key)
+	unit := "mesh-sysctl_" + strings.NewReplacer("/", "_", "*", "_", "@", "_").Replace(key)
 	exit, out, err := r.cfg.Host.Runner.Run(ctx, unit, []string{"/bin/sh", "-c", `printf '%s\n' "$1" >"$2"`, "sh", value, path.Join(r.root.Path(), sysctlPath(key))})
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
@@ -84,7 +84,7 @@ func (r *run) loadModule(ctx context.Context, name string) error {
 	if r.cfg.Host.Runner == nil {
 		return errNoUnits
 	}
-	exit, out, err := r.cfg.Host.Runner.Run(ctx, "mesh-modprobe-"+name, []string{"modprobe", "--", name})
+	exit, out, err := r.cfg.Host.Runner.Run(ctx, "mesh-modprobe_"+name, []string{"modprobe", "--", name})
 	switch {
 	case err != nil:
 		return fmt.Errorf("kernel module %s: %w", name, err)

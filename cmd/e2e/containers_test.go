@@ -191,7 +191,7 @@ func (b *boxes) life() string {
 func containerRests(b *boxes) {
 	life := b.life()
 	count := func() string {
-		return b.on(1, "sh", "-c", "journalctl -q --no-pager -o cat _COMM=podman | wc -l; journalctl -q --no-pager -o cat -u 'mesh-engine-*' | wc -l; grep -c . /var/lib/containers/storage/overlay-images/images.json")
+		return b.on(1, "sh", "-c", "journalctl -q --no-pager -o cat _COMM=podman | wc -l; journalctl -q --no-pager -o cat -u 'mesh-engine_*' | wc -l; grep -c . /var/lib/containers/storage/overlay-images/images.json")
 	}
 	before := count()
 	b.coordinator("push", "--all", "--why", "again")

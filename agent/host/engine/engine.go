@@ -186,13 +186,14 @@ func (e *Engine) Exec(ctx context.Context, container string, argv []string) (exi
 	return e.try(ctx, "exec-"+container, append([]string{"exec", container}, argv...)...)
 }
 
-// UnitPrefix begins the names of the transient units that the engine's program runs as.
-const UnitPrefix = "mesh-engine-"
+// UnitPrefix begins the names of the transient units that the engine's program runs as. No module has a _ in its
+// name, so no unit of one is called so.
+const UnitPrefix = "mesh-engine_"
 
 // actBound ends an act of the engine's that hangs; only a pull may take longer.
 const actBound = time.Minute
 
-// try runs the engine's program as the transient unit mesh-engine-<what>.service.
+// try runs the engine's program as the transient unit mesh-engine_<what>.service.
 func (e *Engine) try(ctx context.Context, what string, args ...string) (exit int, out string, err error) {
 	if args[0] != "pull" {
 		var cancel context.CancelFunc
