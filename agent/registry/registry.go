@@ -7,7 +7,7 @@
 // engine, which checks again by itself. A link that breaks makes an answer wait; an engine that broke off
 // goes on where it was (Range).
 //
-// An offer listens on a port of its own only as long as one pull takes, serves the blobs of that one image
+// An offer listens only as long as one pull takes, serves the blobs of that one image
 // by digest and lists nothing. Whoever runs a program on the machine could connect to loopback, and an
 // unguessable path would stand in the engine's command line for everybody to read: therefore the kernel is
 // asked whose the connection is, and only root's (the engine's) are answered. An image is nobody's secret
@@ -80,8 +80,7 @@ func (r *Registry) Offer(ctx context.Context, name string, image *declaration.Im
 	if err := checkName(name); err != nil {
 		return nil, fmt.Errorf("offer %s: %w", name, err)
 	}
-	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, "tcp4", "127.0.0.1:0")
+	l, err := listen(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("offer %s: %w", name, err)
 	}
@@ -93,6 +92,18 @@ func (r *Registry) Offer(ctx context.Context, name string, image *declaration.Im
 	}
 	o.here.Go(func() { o.accept(ctx) }) // ends with Close
 	return o, nil
+}
+
+// usual is where an offer listens when nobody else does: an image keeps one name in the engine's list, whose
+// first part is the registry's address.
+const usual = "127.0.0.1:41786"
+
+func listen(ctx context.Context) (net.Listener, error) {
+	var lc net.ListenConfig
+	if l, err := lc.Listen(ctx, "tcp4", usual); err == nil {
+		return l, nil
+	}
+	return lc.Listen(ctx, "tcp4", "127.0.0.1:0") // another offer stands, or somebody else is there
 }
 
 // accept takes connections until Close.
@@ -132,7 +143,7 @@ func (o *Offer) leave(c net.Conn) {
 	_ = c.Close() // all was said, or who asked is gone
 }
 
-// Reference is by what an engine pulls the image: "127.0.0.1:41234/mesh/notes-web@sha256:…". The engine has
+// Reference is by what an engine pulls the image: "127.0.0.1:41786/mesh/notes-web@sha256:…". The engine has
 // to be told that the registry speaks no TLS ("podman pull --tls-verify=false"; docker takes it of loopback).
 func (o *Offer) Reference() string { return o.Address() + "/" + o.name + "@sha256:" + o.image.Digest() }
 

@@ -353,6 +353,25 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// The usual address first, so that images keep their names; two at once are apart.
+func TestOffersSideBySide(t *testing.T) {
+	a, b := begin(t, 10), begin(t, 20)
+	if a.Address() == b.Address() {
+		t.Errorf("both are at %s", a.Address())
+	}
+	for _, x := range []*bed{a, b} {
+		if _, got, err := x.ask(t, "GET", x.url("blobs", 2), ""); err != nil || !bytes.Equal(got, x.layer) {
+			t.Errorf("%d bytes, %v", len(got), err)
+		}
+	}
+	if err := a.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if again := begin(t, 10); again.Address() != a.Address() && a.Address() == "127.0.0.1:41786" {
+		t.Errorf("it was at %s, and now at %s", a.Address(), again.Address())
+	}
+}
+
 func TestAnOfferThatCannotBe(t *testing.T) {
 	b := begin(t, 10)
 	r := registry.New(registry.Config{Fetch: b.store.fetch, Clock: b.clock, Log: slog.New(slog.DiscardHandler)})

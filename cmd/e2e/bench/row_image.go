@@ -15,10 +15,11 @@ import (
 	"mesh/testbus/images"
 )
 
+// imageModule is the module whose image row 16 changes.
+const imageModule subject.Module = "image"
+
 const (
-	// imageModule is the module whose image row 16 changes.
-	imageModule subject.Module = "image"
-	imageLayers                = 5
+	imageLayers = 5
 	// imageLayer is the size of each layer in bytes.
 	imageLayer = 4 << 20
 )
