@@ -295,7 +295,7 @@ func (r *run) doThing(ctx context.Context, s plan.Step) error {
 	case plan.Retire:
 		return r.retire(ctx, s)
 	}
-	box := r.container()
+	box := r.box // the look found it; modules are worked on side by side, and none of them looks again
 	if box == nil {
 		return engine.Missing(s.ID)
 	}
