@@ -16,8 +16,9 @@ import (
 	"mesh/shared/refusal"
 )
 
-// What becomes of the packet filter when a machine leaves. mesh writes one table and changes no other,
-// so both take that table away; FilterNone also names the tables of others that stay.
+// What becomes of the packet filter when a machine leaves. mesh writes one table, which both take away.
+// FilterFound puts back the front ends that a converge retired; FilterNone leaves them off, and names them and
+// the tables of others that stay.
 const (
 	FilterFound = "found"
 	FilterNone  = "none"
@@ -43,6 +44,8 @@ type leaving struct {
 	workloads   []workload
 	// things are the ids of what the agent put here besides units, when it could tell.
 	things []string
+	// fronts are the front ends of the packet filter that a converge retired.
+	fronts []string
 }
 
 // workload is a unit that an agent made for a module.
@@ -103,6 +106,10 @@ func (l *leaving) look(ctx context.Context) (string, error) {
 	// An agent that cannot say it must not keep mesh on a machine.
 	if out, err := m.Run(ctx, filepath.Join(programFolder, agentProgram), "ledger"); err == nil {
 		for id := range strings.Lines(out) {
+			if name, ok := strings.CutPrefix(strings.TrimSpace(id), "front-end:"); ok {
+				l.fronts = append(l.fronts, name)
+				continue
+			}
 			if id = strings.TrimSpace(id); strings.Contains(id, ":/") || strings.HasPrefix(id, "user:") {
 				l.things = append(l.things, id)
 			}
@@ -165,6 +172,13 @@ func (l *leaving) steps() []Step {
 	}
 	if l.o.StopWorkloads && len(l.workloads) > 0 {
 		steps = append(steps, l.stopWorkloads())
+	}
+	if len(l.fronts) > 0 && l.o.Filter == FilterFound { // before mesh's own goes: the machine is never open
+		steps = append(steps, Step{What: "put back what filtered before mesh: " + strings.Join(l.fronts, ", "),
+			Do: func(ctx context.Context) (string, error) {
+				_, err := l.i.Machine.Run(ctx, filepath.Join(programFolder, agentProgram), "firewall", "give-back")
+				return "", err
+			}})
 	}
 	steps = append(steps, Step{What: "remove mesh's packet filter (table inet mesh)",
 		Do: func(ctx context.Context) (string, error) { return "", l.i.Machine.DropFilter(ctx) }})
@@ -270,6 +284,9 @@ func (l *leaving) stays(ctx context.Context) ([]string, error) {
 		}
 		word := map[string]string{"dir": "folder", "file": "file", "user": "user"}[kind]
 		out = append(out, strings.TrimSpace(firstOf(word, kind)+" "+name))
+	}
+	if l.o.Filter == FilterNone && len(l.fronts) > 0 {
+		out = append(out, "switched off, as mesh left them: "+strings.Join(l.fronts, ", "))
 	}
 	if l.o.Filter == FilterNone {
 		if tables, err := l.i.Machine.Run(ctx, "nft", "list", "tables"); err == nil && strings.TrimSpace(tables) != "" {

@@ -103,6 +103,35 @@ func TestLeave(t *testing.T) {
 	}
 }
 
+// TestLeaveAConvergedMachine: the front ends that mesh retired filter again before mesh's own table goes (NET-9).
+func TestLeaveAConvergedMachine(t *testing.T) {
+	for _, tt := range []struct{ filter, step, stays string }{
+		{FilterFound, "mesh-agent firewall give-back", ""},
+		{FilterNone, "", "switched off, as mesh left them: firewalld, ufw"},
+	} {
+		b := settled(t)
+		run := b.Machine.Run
+		b.Machine.Run = func(ctx ctx, args ...string) (string, error) {
+			out, err := run(ctx, args...)
+			if strings.HasSuffix(strings.Join(args, " "), "mesh-agent ledger") {
+				out += "front-end:firewalld\nfront-end:ufw\n"
+			}
+			return out, err
+		}
+		left, err := b.Leave(t.Context(), LeaveOptions{Filter: tt.filter})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ran := b.ran()
+		if at := slices.Index(ran, "mesh-agent firewall give-back"); (at >= 0) != (tt.step != "") || at > slices.Index(ran, "drop filter") || at >= 0 && at < slices.Index(ran, "systemctl disable --now --quiet mesh-agent.service") {
+			t.Errorf("with %s, ran %q", tt.filter, ran)
+		}
+		if tt.stays != "" && !slices.Contains(left.Stays, tt.stays) {
+			t.Errorf("with %s, stays %q", tt.filter, left.Stays)
+		}
+	}
+}
+
 func TestLeaveWithTheCoordinatorHere(t *testing.T) {
 	b := settled(t)
 	b.write("/var/lib/mesh-coordinator/records.db", "x")

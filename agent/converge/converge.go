@@ -18,6 +18,7 @@ package converge
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -232,9 +233,14 @@ func (c *Converger) note(ctx context.Context, w Wish) error {
 	keeps := foreign.Keeps(rs)
 	return c.keep(ctx, func(r *receipt) {
 		r.ID, r.Stage, r.Keeps, r.Left, r.Lost, r.Refused, r.Back = w.ID, retiring, keeps, left, nil, nil, false
-		// One that was retired before and is in force again is as it is now.
+		// One that was retired before and is in force again is as it is now, but that its units started at boot
+		// before mesh disabled them.
 		old := slices.DeleteFunc(slices.Clone(r.Fronts), func(f front) bool {
-			return slices.ContainsFunc(fresh, func(g front) bool { return g.Name == f.Name })
+			i := slices.IndexFunc(fresh, func(g front) bool { return g.Name == f.Name })
+			if i >= 0 && f.Gone {
+				fresh[i].inherit(f.Units)
+			}
+			return i >= 0
 		})
 		r.Fronts = append(old, fresh...)
 	})
@@ -365,6 +371,39 @@ func (c *Converger) back(ctx context.Context, w Wish) error {
 		c.cfg.Log.Warn("front ends put back took what was beside them", "what", lost)
 	}
 	return c.keep(ctx, func(r *receipt) { *r = receipt{At: c.cfg.Clock.Now().UnixMilli(), Back: true, Lost: lost} })
+}
+
+// GiveBack puts back what was on a person's word at the machine, and returns the names. The wish that retired
+// it is not carried out again.
+func (c *Converger) GiveBack(ctx context.Context) ([]string, error) {
+	if err := c.recall(ctx); err != nil {
+		return nil, err
+	}
+	r := c.now()
+	if len(r.Fronts) == 0 {
+		return nil, nil
+	}
+	if err := c.restoreAll(ctx, everyone); err != nil {
+		return nil, err
+	}
+	no := refused{ID: r.ID, Refusal: *refusal.Of(refusal.New("handing the packet filter to mesh", "it was given back at the machine, by hand",
+		"converge the node again, or unconverge it"))}
+	return names(r.Fronts), c.keep(ctx, func(r *receipt) { *r = receipt{Back: true, Refused: &no} })
+}
+
+// Retired are the front ends that the receipt in s says are retired; s is only read.
+func Retired(ctx context.Context, s interface {
+	Meta(ctx context.Context, key string) (value []byte, ok bool, err error)
+}) ([]string, error) {
+	b, ok, err := s.Meta(ctx, receiptKey)
+	if err != nil || !ok {
+		return nil, err
+	}
+	var r receipt
+	if err := json.Unmarshal(b, &r); err != nil {
+		return nil, fmt.Errorf("the receipt of the last converge is unreadable: %w", err)
+	}
+	return names(r.Fronts), nil
 }
 
 func everyone(front) bool { return true }

@@ -81,8 +81,14 @@ func TestOnlyWhatWasNamed(t *testing.T) {
 	}
 	d.must(c.Apply(t.Context(), converge.Wish{ID: 6, Retire: []string{"firewalld"}, Seq: 3})) // another word
 	d.wantOn("docker mine nftables.service")
+	d.on["ufw"] = true // by hand; its unit stays disabled
+	d.must(c.Apply(t.Context(), converge.Wish{ID: 7, Retire: []string{"ufw"}, Seq: 3}))
+	d.wantOn("docker mine nftables.service")
 	d.must(c.Apply(t.Context(), converge.Wish{Seq: 4})) // both come back
 	d.wantOn("docker firewalld mine nftables.service ufw")
+	if u := d.units["ufw.service"]; u.File != "enabled" {
+		t.Errorf("given back, ufw.service is %s", u.File)
+	}
 }
 
 // TestLockedOut: a machine that does not reach the bus any more is as it was, either way (NET-7).
@@ -190,6 +196,33 @@ func TestKilled(t *testing.T) {
 			t.Errorf("nothing died at %s", at)
 		}
 	}
+}
+
+// TestGiveBack: without the mesh a person at the machine puts back what was, and the word that retired it is not
+// carried out again (NET-9).
+func TestGiveBack(t *testing.T) {
+	d := everything(t)
+	if got, err := d.start().GiveBack(t.Context()); err != nil || got != nil {
+		t.Errorf("nothing was retired, and %q is given back, %v", got, err)
+	}
+	d.must(d.start().Apply(t.Context(), forth))
+	if got, err := converge.Retired(t.Context(), d); err != nil || !slices.Equal(got, forth.Retire) {
+		t.Errorf("retired are %q, %v", got, err)
+	}
+	d.away = errCut
+	if got, err := d.start().GiveBack(t.Context()); err != nil || !slices.Equal(got, forth.Retire) {
+		t.Errorf("given back are %q, %v", got, err)
+	}
+	d.asBefore()
+	d.away = nil
+	if err := d.start().Apply(t.Context(), forth); refusal.Of(err) == nil || !strings.Contains(err.Error(), "by hand") {
+		t.Errorf("the same word again: %v", err)
+	}
+	d.asBefore()
+	again := forth
+	again.ID++
+	d.must(d.start().Apply(t.Context(), again))
+	d.wantOn("docker")
 }
 
 // TestFirewalldInSharedTables: there only its own stop takes its rules away, and that takes everybody's; what is

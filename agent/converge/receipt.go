@@ -85,6 +85,17 @@ type copied struct {
 	Content []byte      `json:"content"`
 }
 
+// inherit takes over which units started at boot.
+func (f *front) inherit(before []unit) {
+	for i := range f.Units {
+		for _, u := range before {
+			if u.Name == f.Units[i].Name && enabled(u.File) {
+				f.Units[i].File = u.File
+			}
+		}
+	}
+}
+
 // recall reads the receipt, once. One that cannot be read is an error: nothing may be retired over it.
 func (c *Converger) recall(ctx context.Context) error {
 	if c.recalled {

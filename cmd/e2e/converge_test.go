@@ -250,8 +250,17 @@ func convergeUFW(m *mesh) {
 	c, _ = m.converge(0, "unconverge", "host2", "--why", "ufw stays")
 	m.wants(c, "unconverged")
 	m.holds(2, "Status: active", "ufw", "status")
-	if m.letsIn(2) || m.rules(2) == "" {
+	if m.letsIn(2) {
 		m.t.Error("with ufw back, it lets in what it does not allow")
+	}
+
+	// A machine that leaves while it is converged is not left open.
+	m.converge(0, "converge", "host2", "--yes", "--why", "for good")
+	m.on(2, "mesh-installer", "leave")
+	m.holds(2, "Status: active", "ufw", "status")
+	m.holds(2, "enabled", "systemctl", "is-enabled", "ufw")
+	if m.letsIn(2) {
+		m.t.Error("left, it lets in what ufw does not allow")
 	}
 }
 

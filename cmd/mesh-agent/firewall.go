@@ -28,7 +28,7 @@ func firewallCommand(at *places) *cobra.Command {
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		Example: "  mesh-agent firewall read\n  mesh-agent firewall render --declaration declaration.json | nft -c -f -",
 	}
-	cmd.AddCommand(firewallReadCommand(at), firewallRenderCommand(), firewallEndCommand())
+	cmd.AddCommand(firewallReadCommand(at), firewallRenderCommand(), firewallGiveBackCommand(at), firewallEndCommand())
 	return cmd
 }
 

@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"mesh/agent/converge"
 	"mesh/shared/clock"
 )
 
@@ -26,6 +27,15 @@ func ledgerCommand(at *places) *cobra.Command {
 			}
 			for _, r := range rows {
 				if _, err := fmt.Fprintln(cmd.OutOrStdout(), r.ID); err != nil {
+					return err
+				}
+			}
+			fronts, err := converge.Retired(cmd.Context(), store)
+			if err != nil {
+				return err
+			}
+			for _, name := range fronts {
+				if _, err := fmt.Fprintln(cmd.OutOrStdout(), "front-end:"+name); err != nil {
 					return err
 				}
 			}

@@ -169,7 +169,7 @@ The mesh still lists the machine afterwards: mesh-coordinator node remove <name>
 	f := cmd.Flags()
 	f.BoolVar(&keep, "keep-workloads", false, "what modules run here runs on (the default)")
 	f.BoolVar(&o.StopWorkloads, "stop-workloads", false, "stop what modules run here and remove its units")
-	f.StringVar(&o.Filter, "filter", installer.FilterFound, `the packet filter afterwards: "found" takes mesh's table away, "none" also names what others filter`)
+	f.StringVar(&o.Filter, "filter", installer.FilterFound, `the packet filter afterwards: "found" puts back what a converge retired as mesh's table goes, "none" leaves it off and names what others filter`)
 	f.BoolVar(&o.CoordinatorToo, "coordinator-too", false, "end the whole mesh, when its coordinator is on this machine")
 	a.dryRunFlag(cmd)
 	return cmd

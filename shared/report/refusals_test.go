@@ -24,8 +24,7 @@ func TestRefusalsAreBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := report.Decode(b[:min(len(b), report.MaxSize)], "db1")
-	if err == nil {
+	if _, err := report.Decode(b, "db1"); err == nil {
 		t.Fatalf("a report past its bound was taken: %d bytes", len(b))
 	}
 	r.Refusals.Shorten()
@@ -33,7 +32,8 @@ func TestRefusalsAreBounded(t *testing.T) {
 	if b, err = json.Marshal(r); err != nil || len(b) > 64<<10 {
 		t.Fatalf("%d bytes, %v", len(b), err)
 	}
-	if got, err = report.Decode(b, "db1"); err != nil {
+	got, err := report.Decode(b, "db1")
+	if err != nil {
 		t.Fatal(err)
 	}
 	f := got.Refusals
