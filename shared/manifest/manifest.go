@@ -242,7 +242,7 @@ type Allow struct {
 type Needs struct {
 	// Processor architectures, any of these.
 	Arch []Arch `json:"arch,omitempty"`
-	// Whether a container engine must be there.
+	// Whether a container engine must be there. A module with containers needs one anyway.
 	Engine bool `json:"engine,omitempty" default:"false"`
 	// Operating systems, any of these, as ID in /etc/os-release: `debian`, `ubuntu`.
 	OS []string `json:"os,omitempty"`
