@@ -212,6 +212,11 @@ func (d *decoder) rule(m nfnetlink.Message) {
 	if d.whole {
 		keep(c, handle, expressions, string(f.comment))
 	}
+	if len(f.links) > 0 && bridgesIn(c.Name) {
+		for _, link := range f.links {
+			c.Bridges = addWord(c.Bridges, string(link))
+		}
+	}
 	t.XT = t.XT || f.xt
 	for _, name := range f.unknown {
 		d.rs.note("a rule of %s %s %s: %s is not known, so when the rule applies is not either", t.Family, t.Name, c.Name, name)

@@ -297,6 +297,9 @@ func (f *facts) hint() string {
 			return h
 		}
 	}
+	if refuses && len(f.links) > 0 {
+		return hintLink + string(f.links[0])
+	}
 	return ""
 }
 

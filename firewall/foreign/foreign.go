@@ -72,6 +72,8 @@ type Chain struct {
 	Acts []Act
 	// Hints are owners that rules without an Act point to, such as by the words they log.
 	Hints []string
+	// Bridges are the links that a chain of docker's speaks of: its bridges may have any name.
+	Bridges []string
 	// Devices are the links whose packets enter, of the family netdev and the hook ingress.
 	Devices []string
 	// Lines are the rules whole, where ReadAll read them.

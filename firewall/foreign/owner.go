@@ -127,6 +127,14 @@ var signs = []namedOwner{
 // rules that is how fail2ban bans.
 const hintOneSource = "one source"
 
+// hintLink begins a hint that is only the name of a link: docker's bridges may have any.
+const hintLink = "link "
+
+// bridgesIn says whether the links that a chain speaks of are docker's bridges.
+func bridgesIn(chain string) bool {
+	return chain == "DOCKER" || strings.HasPrefix(chain, "DOCKER-") && chain != "DOCKER-USER"
+}
+
 // What in a rule points to an owner.
 var (
 	logPrefixes = []namedOwner{
@@ -173,6 +181,8 @@ type world struct {
 	// tools are owners of named chains in the tables of iptables, of both families together: a tool
 	// writes single rules into tables where it has no chain.
 	tools []string
+	// bridges are those that docker's chains speak of.
+	bridges []string
 	// served are tables named in the file of nftables.service, as "inet filter".
 	served []string
 	// opensnitch says that its tables are there; they have everybody's names.
@@ -189,6 +199,11 @@ func look(tables []Table, plain string, served []string) world {
 			}
 			if t.ofIPTables() {
 				w.tools = addTools(w.tools, t)
+				for _, c := range t.Chains {
+					for _, link := range c.Bridges {
+						w.bridges = addWord(w.bridges, link)
+					}
+				}
 			}
 		}
 		if t.Family == "inet" && (t.Name == "nat" && t.chain("filter-prerouting") != nil || t.Name == "mangle" && t.queues()) {
@@ -324,6 +339,12 @@ func (h here) administered() bool {
 // tool is the owner a hint points to, when it is one that writes single rules into chains of others.
 // A link's name is a hint only where the tool has chains beside.
 func (h here) tool(hint string) string {
+	if link, ok := strings.CutPrefix(hint, hintLink); ok {
+		if h.t.ofIPTables() && slices.Contains(h.w.bridges, link) {
+			return docker
+		}
+		return ""
+	}
 	switch {
 	case hint == "" || hint == hintOneSource || kindOf(hint) == kindFrontEnd:
 		return ""
