@@ -9,7 +9,6 @@ package diagnosis
 import (
 	"archive/tar"
 	"bytes"
-	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
@@ -23,12 +22,15 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/klauspost/compress/gzip"
+
 	"mesh/shared/clock"
 )
 
 const (
-	// MostPart bounds one part in bytes, MostTotal all of them before they are packed.
-	MostPart  = 1 << 20
+	// MostPart bounds one part in bytes.
+	MostPart = 1 << 20
+	// MostTotal bounds all of them before they are packed.
 	MostTotal = 12 << 20
 	// PartBound is how long one part may take.
 	PartBound = 10 * time.Second

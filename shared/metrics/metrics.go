@@ -2,7 +2,8 @@
 // It is written by hand: what a daemon says of itself are some thirty numbers that it has anyway, read when
 // somebody asks; prometheus/client_golang would bring the agent, which has to stay small, a registry,
 // histograms and protocol buffers that nothing here uses. Nothing is counted for its sake, and with no endpoint
-// nothing runs. Serve owns its goroutines.
+// nothing runs. The endpoint speaks as much HTTP/1.1 as a scrape needs, one answer a connection: net/http's
+// server would make the agent half a megabyte larger. Serve owns its goroutines.
 package metrics
 
 import (
@@ -14,7 +15,6 @@ import (
 	"log/slog"
 	"math"
 	"net"
-	"net/http"
 	"net/netip"
 	"os"
 	"runtime"
@@ -146,13 +146,6 @@ type Config struct {
 	Log  *slog.Logger
 }
 
-const (
-	// askBound is how long an answer may take, readBound how long a request may take to come.
-	askBound, readBound = 5 * time.Second, 5 * time.Second
-	// most is how many are answered at once.
-	most = 4
-)
-
 // Listen opens the endpoint at address, host:port on loopback: it has no lock, and is for who is on the
 // machine.
 func Listen(ctx context.Context, address string) (net.Listener, error) {
@@ -190,67 +183,6 @@ func Keep(ctx context.Context, clk clock.Clock, address string, c Config) error 
 		case <-clk.After(keepPause):
 		}
 	}
-}
-
-// Serve answers /metrics and /healthz on l until ctx ends.
-func Serve(ctx context.Context, l net.Listener, c Config) error {
-	room := make(chan struct{}, most)
-	bounded := func(h func(context.Context, http.ResponseWriter)) http.HandlerFunc {
-		return func(w http.ResponseWriter, r *http.Request) {
-			if r.Method != http.MethodGet && r.Method != http.MethodHead {
-				http.Error(w, "only GET", http.StatusMethodNotAllowed)
-				return
-			}
-			select {
-			case room <- struct{}{}:
-				defer func() { <-room }()
-			default:
-				http.Error(w, "others are being answered", http.StatusServiceUnavailable)
-				return
-			}
-			ctx, cancel := context.WithTimeout(r.Context(), askBound)
-			defer cancel()
-			h(ctx, w)
-		}
-	}
-	mux := http.NewServeMux()
-	mux.HandleFunc("/metrics", bounded(func(ctx context.Context, w http.ResponseWriter) {
-		all, err := c.Gather(ctx)
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-			return
-		}
-		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-		if err := Write(w, append(all, Process()...)); err != nil {
-			c.Log.Debug("metrics", "err", err)
-		}
-	}))
-	mux.HandleFunc("/healthz", bounded(func(ctx context.Context, w http.ResponseWriter) {
-		if err := c.Well(ctx); err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-			return
-		}
-		if _, err := io.WriteString(w, "well\n"); err != nil {
-			c.Log.Debug("health", "err", err)
-		}
-	}))
-	s := &http.Server{Handler: mux, ReadHeaderTimeout: readBound, ReadTimeout: readBound, WriteTimeout: askBound + readBound, IdleTimeout: time.Minute, MaxHeaderBytes: 8 << 10,
-		ErrorLog: slog.NewLogLogger(c.Log.Handler(), slog.LevelDebug)}
-	ended := make(chan error, 1)
-	go func() { ended <- s.Serve(l) }() // ends with s
-	select {
-	case err := <-ended:
-		return fmt.Errorf("serve metrics: %w", err)
-	case <-ctx.Done():
-	}
-	bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-	defer cancel()
-	err := s.Shutdown(bound)
-	if err != nil { // somebody does not read its answer
-		err = s.Close()
-	}
-	<-ended
-	return err
 }
 
 // Sorted is samples in the order of their labels: a scrape differs from the one before by its values only.

@@ -167,3 +167,14 @@ func TestKeepTriesAgain(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func FuzzHead(f *testing.F) {
+	f.Add("GET /metrics?x HTTP/1.1\r\nHost: a\r\n\r\n")
+	f.Add("GET  HTTP/1.1\n\n")
+	f.Fuzz(func(t *testing.T, s string) {
+		method, path, err := head(strings.NewReader(s))
+		if err == nil && (strings.ContainsAny(method+path, " \r\n") || len(method)+len(path) > mostHead) {
+			t.Errorf("%q is read as %q %q", s, method, path)
+		}
+	})
+}
