@@ -124,9 +124,7 @@ func (a *Agent) compose(ctx context.Context) report.Report {
 	s := a.filterState()
 	r.Uplinks, r.Tunnel = s.Uplinks, strings.Join(s.Tunnel, ",")
 	r.Filter, r.Refusals, r.Exposed = filterWords(a.declaredFilter(), s), a.refuses, report.Few(a.exposed)
-	if c := a.machine.Converge; c != nil {
-		r.Converge = c.Status()
-	}
+	r.Converge = a.converge()
 	var err error
 	if r.Dropped, err = a.store.Dropped(ctx); err == nil {
 		r.Problems, err = a.store.Problems(ctx, lastProblems)
@@ -141,6 +139,14 @@ func (a *Agent) compose(ctx context.Context) report.Report {
 func (a *Agent) account() (held uint64, account report.Apply) {
 	held, _ = a.store.Newest()
 	return held, a.view.account(held)
+}
+
+// converge is how the packet filter was handed over; nil when it never was.
+func (a *Agent) converge() *report.Converge {
+	if a.machine.Converge == nil {
+		return nil
+	}
+	return a.machine.Converge.Status()
 }
 
 func (a *Agent) filterState() filter.State {
@@ -237,7 +243,7 @@ func (a *Agent) runtime() show.Runtime {
 		Node: a.node, Mesh: a.cfg.Credential.Mesh, Agent: a.me, Daemon: a.self, Sending: a.sending, At: a.cfg.Clock.Now().UnixMilli(),
 		Bus:     show.Bus{Up: up, Since: since.UnixMilli(), Address: strings.Join(a.cfg.Credential.Bus.Addresses, ", ")},
 		Uplinks: s.Uplinks, Tunnel: strings.Join(s.Tunnel, ","), Filter: filterWords(a.declaredFilter(), s),
-		Exposed: report.Few(a.exposed), Strays: a.view.last.Strays, Left: a.view.last.Left, FreeDisk: freeDisk(a.cfg.Dir), Profile: a.profile,
+		Converge: a.converge(), Exposed: report.Few(a.exposed), Strays: a.view.last.Strays, Left: a.view.last.Left, FreeDisk: freeDisk(a.cfg.Dir), Profile: a.profile,
 		Declaration: show.Declaration{Seq: held, Outcome: account.Outcome, Refused: account.Refused, TookMS: account.TookMS},
 	}
 	switch {

@@ -34,6 +34,8 @@ type Document struct {
 	Uplinks     []string        `json:"uplinks"`
 	Tunnel      string          `json:"tunnel,omitempty"`
 	Filter      *report.Filter  `json:"filter,omitempty"`
+	// Converge is how the packet filter was handed to mesh, or back; nil when it never was (NET-9).
+	Converge *report.Converge `json:"converge,omitempty"`
 	// Exposed is what can be reached from outside other than declared, in sentences (NET-14).
 	Exposed []string `json:"exposed,omitempty"`
 	// Drift is what was found changed by hand, newest first; Left is what of it stays as it is.

@@ -37,6 +37,7 @@ type Runtime struct {
 	Uplinks     []string
 	Tunnel      string
 	Filter      *report.Filter
+	Converge    *report.Converge
 	Exposed     []string
 	Strays      []string
 	Left        []report.Drift
@@ -50,7 +51,7 @@ type Runtime struct {
 // Gather makes a Document from the store and what the daemon knows.
 func Gather(ctx context.Context, s *state.Store, r Runtime) (*Document, error) {
 	d := &Document{Format: Format, Node: r.Node, Mesh: r.Mesh, At: r.At, Agent: r.Agent, Daemon: r.Daemon, Bus: r.Bus, Declaration: r.Declaration,
-		Modules: s.Modules(), Uplinks: r.Uplinks, Tunnel: r.Tunnel, Filter: r.Filter, Exposed: r.Exposed, Strays: r.Strays, Left: r.Left, FreeDisk: r.FreeDisk, Profile: r.Profile}
+		Modules: s.Modules(), Uplinks: r.Uplinks, Tunnel: r.Tunnel, Filter: r.Filter, Converge: r.Converge, Exposed: r.Exposed, Strays: r.Strays, Left: r.Left, FreeDisk: r.FreeDisk, Profile: r.Profile}
 	var err error
 	if d.Drift, err = s.Drift(ctx, lastDrift); err != nil {
 		return nil, fmt.Errorf("read drift: %w", err)

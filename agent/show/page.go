@@ -14,33 +14,34 @@ func (d *Document) Page() any {
 		Format: d.Format, Node: d.Node, Mesh: d.Mesh, At: stamp(d.At), Agent: d.Agent, Daemon: d.Daemon,
 		Bus:         pageBus{d.Bus.Up, d.Bus.Address, stamp(d.Bus.Since), d.Bus.Why},
 		Declaration: pageDeclaration{Declaration: d.Declaration, Accepted: stamp(d.Declaration.Accepted)},
-		Modules:     each(d.Modules, func(m report.Module) any { return ModulePage(m) }), Uplinks: d.Uplinks, Tunnel: d.Tunnel, Filter: filterOf(d.Filter),
+		Modules:     each(d.Modules, func(m report.Module) any { return ModulePage(m) }), Uplinks: d.Uplinks, Tunnel: d.Tunnel, Filter: filterOf(d.Filter), Converge: d.Converge,
 		Drift: each(d.Drift, driftPage), Left: each(d.Left, driftPage), Exposed: d.Exposed, Strays: d.Strays, Outbox: d.Outbox, FreeDisk: d.FreeDisk,
 		Problems: each(d.Problems, func(p report.Problem) any { return pageProblem{stamp(p.At), p.Text} }), Profile: d.Profile,
 	}
 }
 
 type page struct {
-	Format      int             `json:"format"`
-	Node        subject.Node    `json:"node"`
-	Mesh        string          `json:"mesh"`
-	At          time.Time       `json:"at"`
-	Agent       report.Agent    `json:"agent"`
-	Daemon      Daemon          `json:"daemon"`
-	Bus         pageBus         `json:"bus"`
-	Declaration pageDeclaration `json:"declaration"`
-	Modules     []any           `json:"modules"`
-	Uplinks     []string        `json:"uplinks"`
-	Tunnel      string          `json:"tunnel,omitempty"`
-	Filter      any             `json:"filter"`
-	Drift       []any           `json:"drift"`
-	Left        []any           `json:"left"`
-	Exposed     []string        `json:"exposed,omitempty"`
-	Strays      []string        `json:"strays"`
-	Outbox      Outbox          `json:"outbox"`
-	FreeDisk    int64           `json:"free_disk"`
-	Problems    []any           `json:"problems"`
-	Profile     *report.Profile `json:"profile,omitempty"`
+	Format      int              `json:"format"`
+	Node        subject.Node     `json:"node"`
+	Mesh        string           `json:"mesh"`
+	At          time.Time        `json:"at"`
+	Agent       report.Agent     `json:"agent"`
+	Daemon      Daemon           `json:"daemon"`
+	Bus         pageBus          `json:"bus"`
+	Declaration pageDeclaration  `json:"declaration"`
+	Modules     []any            `json:"modules"`
+	Uplinks     []string         `json:"uplinks"`
+	Tunnel      string           `json:"tunnel,omitempty"`
+	Filter      any              `json:"filter"`
+	Drift       []any            `json:"drift"`
+	Left        []any            `json:"left"`
+	Converge    *report.Converge `json:"converge,omitempty"`
+	Exposed     []string         `json:"exposed,omitempty"`
+	Strays      []string         `json:"strays"`
+	Outbox      Outbox           `json:"outbox"`
+	FreeDisk    int64            `json:"free_disk"`
+	Problems    []any            `json:"problems"`
+	Profile     *report.Profile  `json:"profile,omitempty"`
 }
 
 type pageBus struct {

@@ -245,6 +245,16 @@ func (p *printer) filterWords(d *Document) {
 	default:
 		p.field("filter", "in force for %s, %s", p.ago(f.Since), either(len(f.Rules) == 1, "1 opening", fmt.Sprintf("%d openings", len(f.Rules))))
 	}
+	p.converged(d)
+}
+
+// converged says what mesh switched off here.
+func (p *printer) converged(d *Document) {
+	c := d.Converge
+	if c == nil || len(c.Retired) == 0 {
+		return
+	}
+	p.field("retired", "%s, since %s: the packet filter is mesh's (back: mesh-coordinator node unconverge %s)", strings.Join(c.Retired, ", "), p.ago(c.At), d.Node)
 }
 
 func (p *printer) ago(ms int64) string {
