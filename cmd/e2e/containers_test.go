@@ -105,6 +105,7 @@ func TestContainers(t *testing.T) {
 		{"a new image takes over", containerUpgraded},
 		{"an image over the bus", containerCarried},
 		{"a plan says what would be done", containerPlanned},
+		{"a cut of the power", containerCut},
 		{"a foreign container is left alone", containerHeld},
 		{"the end leaves the data", containerGone},
 	} {
@@ -253,6 +254,14 @@ func containerPlanned(b *boxes) {
 		b.t.Errorf("the plan is\n%s", out)
 	}
 	b.on(1, "systemctl", "start", "mesh-agent")
+	b.says("version=three", "data=precious")
+}
+
+// containerCut: all processes of the machine end at once, and it comes back by itself.
+func containerCut(b *boxes) {
+	h := b.Bed.Host(1)
+	h.Kill(b.t)
+	h.Boot(b.t)
 	b.says("version=three", "data=precious")
 }
 
