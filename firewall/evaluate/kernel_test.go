@@ -264,6 +264,21 @@ table ip n { chain pre { type nat hook prerouting priority -100; tcp dport { 22,
 	}
 }
 
+// A bridge has rules of its own for what it hands up, which are not followed: they are a condition, and none
+// for other links.
+func TestFramesOfABridge(t *testing.T) {
+	s := netlab.NewSpace(t, "host")
+	s.Run("table bridge b {\nchain i {\ntype filter hook input priority 0\nether saddr 02:00:00:00:00:01 drop\n}\n}\n", "nft", "-f", "-")
+	rs := readAll(t, s)
+	e := evaluate.New(&rs, world())
+	if a := e.Evaluate(one("docker0", tcp, 22)); a.Verdict != evaluate.Depends || !strings.Contains(said(a), "a rule for frames refuses it in bridge b i") {
+		t.Errorf("over a bridge: %s %s", a.Verdict, said(a))
+	}
+	if a := e.Evaluate(one("eth0", tcp, 22)); a.Verdict != evaluate.Accepted {
+		t.Errorf("over another link: %s %s", a.Verdict, said(a))
+	}
+}
+
 // Legacy xtables are evaluated from the words of iptables-save as the same rules are from the kernel.
 func TestLegacyIsEvaluatedAlike(t *testing.T) {
 	const rules = `*raw

@@ -156,7 +156,7 @@ const (
 
 func (r *run) follow() Answer {
 	r.begin()
-	if r.hookAt("ingress") == refused || r.hookAt("prerouting") == refused {
+	if r.hookAt("ingress") == refused || r.frames() == refused || r.hookAt("prerouting") == refused {
 		return r.close(Refused)
 	}
 	r.route()
@@ -173,6 +173,34 @@ func (r *run) follow() Answer {
 		}
 	}
 	return r.close(Accepted)
+}
+
+// frames asks the rules of family bridge, which a packet passed that a bridge hands up. They speak of ports
+// and hardware, of which nothing is known here: where one may refuse, that is a condition.
+func (r *run) frames() ends {
+	if !r.in.Bridge {
+		return on
+	}
+	for _, hook := range []string{"prerouting", "input"} {
+		for _, b := range r.e.hooks[hook] {
+			if b.t.Family != "bridge" || !b.refuses() {
+				continue
+			}
+			at := Place{Family: b.t.Family, Table: b.t.Name, Chain: b.c.Name, Hook: hook, Rule: "rules for frames", Owner: r.e.whose.Policy(b.t.Table, b.c)}
+			if r.choose("xt a rule for frames refuses it", at) {
+				r.answer.By = &at
+				return refused
+			}
+		}
+	}
+	return on
+}
+
+// refuses says whether something in the table may refuse, or the policy does.
+func (b *base) refuses() bool {
+	return b.c.Policy != "accept" || slices.ContainsFunc(b.t.Chains, func(c foreign.Chain) bool {
+		return slices.ContainsFunc(c.Acts, func(a foreign.Act) bool { return a.Word != "" })
+	})
 }
 
 func (r *run) close(v Verdict) Answer {
