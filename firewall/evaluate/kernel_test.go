@@ -279,6 +279,18 @@ func TestFramesOfABridge(t *testing.T) {
 	}
 }
 
+// Legacy xtables that are there and cannot be read are a condition for their family.
+func TestUnreadLegacyIsACondition(t *testing.T) {
+	rs := foreign.Ruleset{Legacy: []foreign.Table{{Family: "ip", Name: "filter"}, {Family: "arp", Name: "filter"}}}
+	e := evaluate.New(&rs, world())
+	if a := e.Evaluate(one("eth0", tcp, 22)); a.Verdict != evaluate.Depends || !strings.Contains(said(a), "legacy xtables, which cannot be read") {
+		t.Errorf("IPv4: %s %s", a.Verdict, said(a))
+	}
+	if a := e.Evaluate(evaluate.Packet{In: "eth0", Six: true, Protocol: tcp, Port: 22}); a.Verdict != evaluate.Accepted {
+		t.Errorf("IPv6: %s %s", a.Verdict, said(a))
+	}
+}
+
 // Legacy xtables are evaluated from the words of iptables-save as the same rules are from the kernel.
 func TestLegacyIsEvaluatedAlike(t *testing.T) {
 	const rules = `*raw

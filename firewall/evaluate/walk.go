@@ -156,7 +156,7 @@ const (
 
 func (r *run) follow() Answer {
 	r.begin()
-	if r.hookAt("ingress") == refused || r.frames() == refused || r.hookAt("prerouting") == refused {
+	if r.hookAt("ingress") == refused || r.frames() == refused || r.unread() == refused || r.hookAt("prerouting") == refused {
 		return r.close(Refused)
 	}
 	r.route()
@@ -191,6 +191,22 @@ func (r *run) frames() ends {
 				r.answer.By = &at
 				return refused
 			}
+		}
+	}
+	return on
+}
+
+// unread asks the tables of legacy xtables that are there and could not be read: what they do is not known.
+func (r *run) unread() ends {
+	for i := range r.e.rs.Legacy {
+		t := &r.e.rs.Legacy[i]
+		if len(t.Chains) > 0 || (t.Family == "ip6") != r.p.Six || t.Family != "ip" && t.Family != "ip6" {
+			continue
+		}
+		at := Place{Family: t.Family, Table: t.Name, Rule: "rules that cannot be read", Legacy: true}
+		if r.choose("xt legacy xtables, which cannot be read, refuse it", at) {
+			r.answer.By = &at
+			return refused
 		}
 	}
 	return on
