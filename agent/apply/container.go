@@ -118,6 +118,33 @@ func containerUnits(all []resource.Resource) map[string]bool {
 	return out
 }
 
+// endedAs is ended, with the engine's own words where it was the engine that failed (APP-14). They are read once:
+// as long as the unit ends in the same way, before stands.
+func (r *run) endedAs(ctx context.Context, unit string, have plan.Unit, before string) string {
+	how := ended(have)
+	if !have.Container || engine.Status(have.Status) == "" || r.cfg.Host.Runner == nil {
+		return how
+	}
+	if strings.HasPrefix(before, how) {
+		return before
+	}
+	_, out, err := r.cfg.Host.Runner.Run(ctx, engine.UnitPrefix+"words-"+strings.TrimSuffix(unit, ".service"),
+		[]string{"journalctl", "--no-pager", "--quiet", "--output=cat", "--lines=20", "--unit=" + unit})
+	if err != nil {
+		return how
+	}
+	said := ""
+	for line := range strings.Lines(out) {
+		if line = strings.TrimSpace(line); strings.Contains(strings.ToLower(line), "error") {
+			said = line
+		}
+	}
+	if why, do := engine.Explain(said); why != "" {
+		return how + ": " + why + "; " + do
+	}
+	return how
+}
+
 // ofEngine are the kinds that only an engine has.
 func ofEngine(kind resource.Kind) bool {
 	switch kind {

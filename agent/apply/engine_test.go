@@ -247,6 +247,23 @@ func TestAProcessTakesOverFromAContainer(t *testing.T) {
 	}
 }
 
+// APP-14: what the engine said when it could not start a container becomes what to do, in the same words each time.
+func TestAContainerThatTheEngineCannotStart(t *testing.T) {
+	b := newBed(t)
+	b.installPodman(t)
+	applied(t, b.accept(t, 1, module("box", manifest.Run{Containers: map[string]manifest.Container{"web": {Image: oneImage}}})))
+	first := ""
+	for _, sub := range []string{"auto-restart", "auto-restart", "auto-restart"} {
+		b.units.by(t, "mesh-box-web.service", func(p *paperUnit) { p.Active, p.Sub, p.Result, p.Status = "activating", sub, "exit-code", 126 })
+		d := b.pass(t, apply.Reconcile).Modules[0].Detail
+		if !strings.Contains(d, "a port it publishes is in use") || !strings.Contains(d, "ss -ltnp") || first != "" && d != first {
+			t.Errorf("it says %q, and said %q", d, first)
+		}
+		first = d
+		b.clock.Advance(time.Second)
+	}
+}
+
 var boxLives = []lives{{
 	name: "containers come and go",
 	past: func(t *testing.T, b *bed) {

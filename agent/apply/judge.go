@@ -45,7 +45,7 @@ func (e *Engine) carry(ctx context.Context, w *work) (Result, error) {
 		e.booted = true
 	}
 	states := e.after(ctx, r)
-	r.live(states)
+	r.live(ctx, states)
 	result := Result{Seq: w.d.Seq, Outcome: report.Applied, Steps: r.steps, Modules: r.modules(states, paused), Strays: e.strays(w)}
 	result.Drift, result.Left = e.drift(r)
 	e.blame(r, &result, filterErr)
@@ -266,7 +266,11 @@ func (r *run) unitsOf(m subject.Module, states map[string]plan.Unit) (h health) 
 		case have.Moving():
 			moving = append(moving, name+" is "+have.Active)
 		default:
-			if w := unwell(res.Unit, have); w != "" {
+			w := unwell(res.Unit, have)
+			if strings.HasPrefix(life.why, w) { // with what the engine said
+				w = life.why
+			}
+			if w != "" {
 				down = append(down, name+": "+w)
 			}
 		}

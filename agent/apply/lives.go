@@ -1,6 +1,7 @@
 package apply
 
 import (
+	"context"
 	"fmt"
 	"time"
 
@@ -22,7 +23,7 @@ type life struct {
 }
 
 // live takes in how the units are now, and forgets those that are not declared any more.
-func (r *run) live(states map[string]plan.Unit) {
+func (r *run) live(ctx context.Context, states map[string]plan.Unit) {
 	now := r.cfg.Clock.Now()
 	next := make(map[string]life, len(r.lives))
 	for _, res := range r.w.resources {
@@ -40,7 +41,7 @@ func (r *run) live(states map[string]plan.Unit) {
 		case have.Sub == "auto-restart" && have.Result == "success" && l.why != "":
 			l.died = now // systemd forgets the result for a moment when it starts a unit
 		case have.Active == "failed" || have.Sub == "auto-restart":
-			l.died, l.why = now, ended(have)
+			l.died, l.why = now, r.endedAs(ctx, res.Unit.Name, have, l.why)
 		case proved && !v.OK && have.Running():
 			l.died, l.why = now, v.Why
 		case begun && !fresh && l.why == "":

@@ -26,6 +26,8 @@ func (r paperRunner) Run(_ context.Context, _ string, argv []string) (int, strin
 	switch filepath.Base(argv[0]) {
 	case "podman":
 		return paperEngine(r).run(argv)
+	case "journalctl":
+		return 0, "podman said something\nError: cannot listen on the TCP port: listen tcp4 :80: bind: address already in use\nand systemd went on\n", nil
 	case "modprobe":
 		return 0, "", os.MkdirAll(r.root("/sys/module/"+name), 0o755)
 	case "sh": // of a kernel setting: value and file
@@ -73,6 +75,7 @@ type paperUnit struct {
 	Active, Sub, Result         string
 	Running                     string // the sum of the text it was started with
 	Invocation, Starts, Restart int
+	Status                      int
 }
 
 func (u *paperUnits) with(call string, change func(map[string]*paperUnit) error) error {
@@ -146,7 +149,7 @@ func (u *paperUnits) state(all map[string]*paperUnit, name string) systemd.UnitS
 	if p == nil {
 		return s
 	}
-	s.Active, s.Sub, s.Result, s.Restarts = p.Active, p.Sub, p.Result, p.Restart
+	s.Active, s.Sub, s.Result, s.Restarts, s.ExitStatus = p.Active, p.Sub, p.Result, p.Restart, p.Status
 	s.NeedReload = p.Text != text
 	if p.Text != "" {
 		s.Load, s.Fragment = "loaded", resource.UnitFolder+"/"+name

@@ -287,9 +287,29 @@ func containerHeld(b *boxes) {
 	if now := b.on(1, "podman", "inspect", "--format", "{{.Id}} {{.State.Status}}", "theirs"); !strings.HasPrefix(now, strings.TrimSpace(id)) || !strings.Contains(now, "running") {
 		b.t.Errorf("their container was touched: %s", now)
 	}
+	b.clash()
 	b.coordinator("unassign", "host1", "thief")
 	b.coordinator("push", "--all", "--why", "theirs")
 	b.well(1)
+}
+
+// clash: APP-14. A port that is in use is said with what to do.
+func (b *boxes) clash() {
+	b.Bed.Host(1).WriteFile(b.t, "/root/clash/module.yaml", "module: clash\nrun: {containers: {c: {image: \""+b.images["two"]+"\", command: [x], ports: [{container: 8080}]}}}\n", 0o644)
+	b.coordinator("module", "register", "/root/clash")
+	b.coordinator("assign", "host1", "clash")
+	_, err := b.Bed.Host(1).RunErr(b.t.Context(), "mesh-coordinator", "push", "--all", "--why", "a clash")
+	b.must(err)
+	b.waitFor("the clash to be said", later, func() (bool, any) {
+		doc, _ := b.shown(1)
+		for _, m := range doc.Modules {
+			if m.Name == "clash" {
+				return strings.Contains(m.Detail, "a port it publishes is in use on this machine") && strings.Contains(m.Detail, "ss -ltnp"), m.Detail
+			}
+		}
+		return false, "no such module"
+	})
+	b.coordinator("unassign", "host1", "clash")
 }
 
 // containerGone: APP-11.
