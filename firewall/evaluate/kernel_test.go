@@ -235,6 +235,22 @@ COMMIT
 `}}},
 		"ipset": {[][2]string{{"ipset", "create bad hash:net\nadd bad 203.0.113.0/29\ncreate bads hash:ip\nadd bads 203.0.113.9\ncreate six hash:ip family inet6\nadd six 2001:db8:1::9\n"},
 			{iptables, "*filter\n:INPUT ACCEPT [0:0]\n-A INPUT -p tcp -m tcp --dport 80 -m set --match-set bad src -j DROP\n-A INPUT -p tcp -m tcp --dport 22 -m set --match-set bads src -j REJECT\n-A INPUT -p udp -m set ! --match-set bads src -j DROP\nCOMMIT\n"}}},
+		"legacy xtables": {[][2]string{{"iptables-legacy-restore", `*nat
+:PREROUTING ACCEPT [0:0]
+-A PREROUTING -i up0 -p tcp -m tcp --dport 8080 -j DNAT --to-destination 172.30.0.2:80
+COMMIT
+*filter
+:INPUT DROP [0:0]
+:FORWARD DROP [0:0]
+:own - [0:0]
+-A INPUT -m state --state RELATED,ESTABLISHED -j ACCEPT
+-A INPUT -i up0 -p tcp -m multiport --dports 20:23,9000 -j own
+-A INPUT ! -i up0 -p udp -j ACCEPT
+-A own -s 203.0.113.0/28 -m comment --comment "near" -j ACCEPT
+-A own -j REJECT --reject-with icmp-port-unreachable
+-A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED,DNAT -j ACCEPT
+COMMIT
+`}, {"nft", "table ip later { chain i { type filter hook input priority 10; tcp dport 9000 drop\n} }"}}},
 		"dormant": {[][2]string{{"nft", "table inet a { flags dormant; chain i { type filter hook input priority 0; policy drop; } }"}}},
 		"no forwarding of what is not asked": {[][2]string{{"nft", `table inet a { chain f { type filter hook forward priority 0; policy drop; oifname "br0" ct status dnat accept
 	ct state established accept

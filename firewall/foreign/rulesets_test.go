@@ -171,6 +171,31 @@ func TestLegacyXTables(t *testing.T) {
 	}
 }
 
+// The same in the kernel: legacy xtables are found by the proc files, and read by their tool.
+func TestLegacyXTablesForReal(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.iptables-legacy-save.v4.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatal("no legacy rule set in testdata", err)
+	}
+	for _, v4 := range files {
+		name := strings.TrimSuffix(filepath.Base(v4), ".iptables-legacy-save.v4.txt")
+		t.Run(name, func(t *testing.T) {
+			s := netlab.NewSpace(t, "host")
+			for file, tool := range map[string]string{v4: "iptables-legacy-restore", strings.Replace(v4, ".v4.", ".v6.", 1): "ip6tables-legacy-restore"} {
+				b, err := os.ReadFile(file)
+				if err != nil {
+					t.Fatal(err)
+				}
+				s.Run(string(b), tool)
+			}
+			got, want := comparable(read(t, s)), comparable(expected(t, name))
+			if diff := gocmp.Diff(want.Legacy, got.Legacy); diff != "" || len(got.Refusing) > 0 || len(got.NotUnderstood) > 0 {
+				t.Errorf("expected (-), read (+):\n%s%v %v", diff, got.Refusing, got.NotUnderstood)
+			}
+		})
+	}
+}
+
 func TestReadEndsWithItsContext(t *testing.T) {
 	s := netlab.NewSpace(t, "host")
 	ctx, cancel := context.WithCancel(t.Context())
