@@ -21,7 +21,6 @@ import (
 	"slices"
 
 	"mesh/shared/credential"
-	"mesh/shared/engine"
 	"mesh/shared/subject"
 )
 
@@ -106,7 +105,6 @@ func For(p Principal) (Rights, error) {
 		}
 	}
 	r := Rights{Subscribe: []string{subject.Inbox(p.Label()) + ".>"}}
-	n := subject.Node(p.Name)
 	switch p.Kind {
 	case Coordinator:
 		r.Publish = []string{
@@ -125,23 +123,13 @@ func For(p Principal) (Rights, error) {
 		)
 		r.Subscribe = append(r.Subscribe, subject.Discovery(string(subject.Controller), string(subject.Controller))...)
 	case Node:
-		r.Publish = []string{
-			subject.Report(n),
-			subject.Heartbeat(n),
-			subject.DirectGet(subject.Declarations, subject.Declaration(n)),
-			answers,
-		}
+		r = nodeForm().fill(p.Name, len(p.Artifacts))
 		for _, d := range p.Artifacts {
 			if !isDigest(d) { // it becomes a token of a right: "*" would be everybody's
 				return Rights{}, fmt.Errorf("artifact %q of %s is no SHA-256 in lower-case hex", d, p.Label())
 			}
 			r.Publish = append(r.Publish, subject.DirectGet(subject.Artifacts, subject.Chunks(d)))
 		}
-		r.Subscribe = append(r.Subscribe, subject.Declaration(n))
-		for _, s := range engine.Seats() {
-			r.Subscribe = append(r.Subscribe, subject.NodeTool(s, "*", n)) // of its own machine
-		}
-		r.Subscribe = append(r.Subscribe, subject.Discovery(string(subject.NodeEngine), p.Name)...)
 	case Operator:
 		for _, v := range p.Verbs {
 			if err := subject.Check("verb", string(v)); err != nil {
