@@ -69,10 +69,11 @@ func (t *saved) stays() []bool {
 		}
 		out[i] = to != "" || foreign.Stays(chainOf(r)) != "" || foreign.StaysSet(option(w, "--match-set")) != ""
 	}
+	shared := t.shared()
 	for i, r := range t.rules {
 		w := strings.Fields(r)
 		for _, link := range []string{option(w, "-i"), option(w, "-o")} {
-			out[i] = out[i] || links[link] || t.shared() && foreign.StaysLink(link) != ""
+			out[i] = out[i] || links[link] || shared && foreign.StaysLink(link) != ""
 		}
 	}
 	return out
@@ -101,25 +102,38 @@ func (t *saved) gone(own []bool) []string {
 	if t.name != "filter" {
 		return nil
 	}
+	stay := make([]bool, len(own))
+	for i := range own {
+		stay[i] = !own[i]
+	}
+	used := t.used(stay)
 	var all []string
 	for _, c := range t.chains {
-		used := foreign.Stays(c) != ""
-		for i, r := range t.rules {
-			used = used || !own[i] && (chainOf(r) == c || option(strings.Fields(r), "-j", "-g") == c)
-		}
-		if !used {
+		if !used[c] && foreign.Stays(c) == "" {
 			all = append(all, c)
 		}
 	}
 	return all
 }
 
+// used are the chains that one of the picked rules is in or leads to.
+func (t *saved) used(picked []bool) map[string]bool {
+	used := map[string]bool{}
+	for i, r := range t.rules {
+		if picked[i] {
+			w := strings.Fields(r)
+			used[option(w, "-A")], used[option(w, "-j", "-g")] = true, true
+		}
+	}
+	return used
+}
+
 // opens are the chains whose policy goes to ACCEPT. Docker's policy of FORWARD is its own.
 func (t *saved) opens() []string {
+	beside := slices.ContainsFunc(t.chains, func(c string) bool { return foreign.Stays(c) == docker })
 	var all []string
 	for c, policy := range t.policies {
-		docker := slices.ContainsFunc(t.chains, func(c string) bool { return foreign.Stays(c) == docker })
-		if policy == "DROP" && !(c == "FORWARD" && docker) {
+		if policy == "DROP" && !(c == "FORWARD" && beside) {
 			all = append(all, c)
 		}
 	}
@@ -186,8 +200,9 @@ func bring(before, now string, which func(*saved) []bool) string {
 				fmt.Fprintf(&text, ":%s %s [0:0]\n", c, t.policies[c])
 			}
 		}
+		used := t.used(picked)
 		for _, c := range t.chains {
-			if !slices.Contains(cur.chains, c) && t.uses(c, picked) {
+			if used[c] && !slices.Contains(cur.chains, c) {
 				fmt.Fprintf(&text, ":%s - [0:0]\n", c)
 			}
 		}
@@ -199,35 +214,25 @@ func bring(before, now string, which func(*saved) []bool) string {
 	return b.String()
 }
 
-// uses says whether one of the picked rules is in chain or leads to it.
-func (t *saved) uses(chain string, picked []bool) bool {
-	for i, r := range t.rules {
-		if picked[i] && (chainOf(r) == chain || option(strings.Fields(r), "-j", "-g") == chain) {
-			return true
-		}
-	}
-	return false
-}
-
-// weave writes the insertions of t's own rules into the rules of now.
-func weave(b *strings.Builder, t saved, own []bool, now []string) {
-	chains := map[string][]string{}
+// weave writes the insertions of t's picked rules into the rules of now: each after the one it came after.
+func weave(b *strings.Builder, t saved, picked []bool, now []string) {
+	chains := map[string][]string{} // what of now's rules is not passed yet
 	for _, r := range now {
-		chains[chainOf(r)] = append(chains[chainOf(r)], r)
+		c := chainOf(r)
+		chains[c] = append(chains[c], r)
 	}
-	after := map[string]int{} // in the chain: how many of now's rules come before the next insertion
+	passed := map[string]int{} // how many rules of the chain come before the next insertion
 	for i, r := range t.rules {
 		c := chainOf(r)
-		at := slices.Index(chains[c][after[c]:], r)
-		if at >= 0 {
-			after[c] += at + 1 // it is there: another's, or ours put back already
+		if at := slices.Index(chains[c], r); at >= 0 {
+			passed[c] += at + 1 // it is there: another's, or ours put back already
+			chains[c] = chains[c][at+1:]
 			continue
 		}
-		if !own[i] {
+		if !picked[i] {
 			continue // another took it away
 		}
-		fmt.Fprintf(b, "-I %s %d%s\n", c, after[c]+1, strings.TrimPrefix(r, "-A "+c))
-		chains[c] = slices.Insert(slices.Clone(chains[c]), after[c], r)
-		after[c]++
+		passed[c]++
+		fmt.Fprintf(b, "-I %s %d%s\n", c, passed[c], strings.TrimPrefix(r, "-A "+c))
 	}
 }

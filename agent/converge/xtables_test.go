@@ -196,3 +196,16 @@ func (t *saved) insert(chain string, n int, rule string) {
 	}
 	t.rules = slices.Insert(t.rules, at, rule)
 }
+
+// FuzzRules: whatever iptables-save prints, what is handed back is whole tables, and nothing where nothing changed.
+func FuzzRules(f *testing.F) {
+	f.Add(before, before)
+	f.Add("*filter\n:INPUT DROP [0:0]\n-A INPUT -j\n-A\n", "*filter\nCOMMIT\n")
+	f.Fuzz(func(t *testing.T, was, now string) {
+		for _, text := range []string{retireRules(was), restoreRules(was, now), restoreAll(was, now)} {
+			if n := strings.Count("\n"+text, "\n*"); n != strings.Count(text, "COMMIT\n") {
+				t.Errorf("%d tables are begun in %q", n, text)
+			}
+		}
+	})
+}
