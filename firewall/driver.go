@@ -37,7 +37,11 @@ type Driver struct {
 	loaded bool          // this Driver has loaded a table before
 	tidy   bool          // no table of a load that was cut short is left
 	last   memory
+	batch  []byte // of the transaction before, to write the next one over
 }
+
+// mostKept is the longest transaction whose bytes are kept for the next one: some 2,000 rules.
+const mostKept = 2 << 20
 
 // memory is the table as this Driver wrote or read it last: true for one generation of the rule set, since
 // each commit of anybody makes another.
@@ -234,7 +238,11 @@ func (d *Driver) replace(name string, flags uint32, t Table) error {
 			return err
 		}
 		d.last = memory{}
-		err = d.kernel.Commit(exchange(name, flags, at, t))
+		batch := exchange(d.batch, name, flags, at, t)
+		if d.batch = nil; cap(batch) <= mostKept {
+			d.batch = batch
+		}
+		err = d.kernel.Commit(batch)
 		if errors.Is(err, unix.ERESTART) {
 			continue
 		}

@@ -9,9 +9,9 @@ import (
 	"mesh/firewall/internal/nfnetlink"
 )
 
-// exchange writes the transaction that makes t of the table that was, nil for none. Where its content is
-// known exactly, sets and chains that stay the same are left alone.
-func exchange(name string, flags uint32, was memory, t Table) []byte {
+// exchange writes the transaction that makes t of the table that was, nil for none, over the bytes of b. Where
+// its content is known exactly, sets and chains that stay the same are left alone.
+func exchange(b []byte, name string, flags uint32, was memory, t Table) []byte {
 	have, before := was.layout, was.table
 	if have == nil {
 		have, before = &found{}, Table{}
@@ -19,7 +19,7 @@ func exchange(name string, flags uint32, was memory, t Table) []byte {
 	if slices.ContainsFunc(t.sets, func(s set) bool { h := have.set(s.name); return h != nil && !s.sameShape(h) }) {
 		before = Table{} // a set made anew leaves no rule alone that asks it
 	}
-	w := wire{Buffer: nfnetlink.Buffer{B: make([]byte, 0, t.size(before))}}
+	w := wire{Buffer: nfnetlink.Buffer{B: slices.Grow(b[:0], t.size(before))}}
 	w.BeginBatch(was.generation)
 	w.newTable(name, flags)
 	w.clear(name, have, t, before)

@@ -66,7 +66,7 @@ func FuzzCompile(f *testing.F) {
 		if err != nil || again.Digest() != table.Digest() {
 			t.Errorf("the same filter makes another table: %v", err)
 		}
-		exchange(TableName, 0, memory{generation: 1, layout: table.layout(0, 0), table: table}, again)
+		exchange(nil, TableName, 0, memory{generation: 1, layout: table.layout(0, 0), table: table}, again)
 	})
 }
 
@@ -79,7 +79,7 @@ func FuzzReadBack(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	written := exchange(TableName, 0, memory{generation: 1}, table)
+	written := exchange(nil, TableName, 0, memory{generation: 1}, table)
 	if why := table.differs(readBytes(written)); why != "" {
 		f.Fatalf("what is written reads as another table: %s", why) // so the seeds are a whole table
 	}
@@ -96,7 +96,7 @@ func FuzzReadBack(f *testing.F) {
 		if drift.What == "" {
 			return
 		}
-		w := exchange(TableName, 0, memory{generation: 1, layout: have.outline()}, table)
+		w := exchange(nil, TableName, 0, memory{generation: 1, layout: have.outline()}, table)
 		if len(w) == 0 {
 			t.Error("nothing would repair it")
 		}
