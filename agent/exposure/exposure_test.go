@@ -104,6 +104,7 @@ func TestWhy(t *testing.T) {
 		{Protocol: "tcp", Port: "9100", From: "198.51.100.9"}:      {"from 198.51.100.9 over up0: let in", "mesh: stats: 9100/tcp from 198.51.100.0/24"},
 		{Protocol: "tcp", Port: "9100", From: netlab.Container4}:   {"over br0: let in", "mesh: did not arrive from outside"},
 		{Protocol: "tcp", Port: "9999", From: netlab.HostOutside4}: {"this machine itself) over lo: let in", "nothing listens there"},
+		{Protocol: "5432/tcp", From: "tunnel"}:                     {"5432/tcp from the other machines over mesh0: let in"},
 		{Protocol: "vrrp"}:                                         {"vrrp from anybody over up0: REFUSED"},
 	} {
 		w, err := m.Why(ask)

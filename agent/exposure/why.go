@@ -16,7 +16,7 @@ import (
 
 // Ask is what Why is asked.
 type Ask struct {
-	// Protocol is tcp, udp, icmp, icmpv6, another one's name, or a number.
+	// Protocol is tcp, udp, icmp, icmpv6, another one's name, or a number; or port and protocol: "22/tcp".
 	Protocol string
 	// Port is the port, or for ICMP the type; empty where there is none.
 	Port string
@@ -55,6 +55,9 @@ var protocols = map[string]uint8{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UD
 
 // parse reads the ask, and says it in words: "22/tcp".
 func (a Ask) parse() (protocol uint8, port uint16, words string, err error) {
+	if port, name, ok := strings.Cut(a.Protocol, "/"); ok && a.Port == "" { // as a manifest has it: "22/tcp"
+		a.Protocol, a.Port = name, port
+	}
 	what := strings.TrimSpace("why " + a.Protocol + " " + a.Port)
 	protocol, known := protocols[strings.ToLower(a.Protocol)]
 	if n, errN := strconv.ParseUint(a.Protocol, 10, 8); errN == nil {

@@ -28,7 +28,7 @@ kernel would, whoever wrote them; nothing is sent. It needs no daemon, but root.
 
 Without "from" the sender is anybody over the uplinks whom no rule names.
 The exit code is 0 when it is let in, 1 when it is refused, 2 when that cannot be told.`,
-		Example: "  sudo mesh-agent why tcp 22\n  sudo mesh-agent why tcp 8080 from 198.51.100.7\n  sudo mesh-agent why udp 53 from tunnel\n  sudo mesh-agent why vrrp --json",
+		Example: "  sudo mesh-agent why tcp 22\n  sudo mesh-agent why 8080/tcp from 198.51.100.7\n  sudo mesh-agent why udp 53 from tunnel\n  sudo mesh-agent why vrrp --json",
 		Args:    whyArguments,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			m, err := readMachine(cmd.Context(), at)
