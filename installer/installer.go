@@ -33,6 +33,7 @@ import (
 const (
 	programFolder  = "/usr/local/bin"
 	agentFolder    = "/var/lib/mesh-agent"
+	agentRun       = "/run/mesh-agent" // outlives a stop of the unit
 	credentialFile = agentFolder + "/credential.json"
 	meshFolder     = "/etc/mesh"
 	operatorFile   = meshFolder + "/operator.json"

@@ -236,7 +236,7 @@ var kept = [...]string{"bundles", "env"}
 // forget removes the agent's state, and with workloads that stay all of it but what they need.
 func (l *leaving) forget() Step {
 	if l.o.StopWorkloads || len(l.workloads) == 0 {
-		return l.delete("remove the agent's state in "+agentFolder, agentFolder)
+		return l.delete("remove the agent's state in "+agentFolder, agentFolder, agentRun)
 	}
 	return Step{What: "remove the agent's state in " + agentFolder + ", but not the programs that run on",
 		Do: func(context.Context) (string, error) {
@@ -250,7 +250,7 @@ func (l *leaving) forget() Step {
 					err = errors.Join(err, os.RemoveAll(filepath.Join(at, e.Name())))
 				}
 			}
-			return "", err
+			return "", errors.Join(err, os.RemoveAll(l.i.Machine.at(agentRun)))
 		}}
 }
 
