@@ -19,7 +19,7 @@ const (
 	// slowPass is when a pass that is not over yet is said to be under way.
 	slowPass = 2 * time.Second
 	// sentWithin is when a report that is not with the bus yet is said to wait.
-	sentWithin = time.Second
+	sentWithin = 3 * time.Second
 	// againMin and againMax bound the pause before a pass that could not be made is tried again; againSoon
 	// is the shortest before a module is.
 	againMin, againMax, againSoon = 5 * time.Second, 5 * time.Minute, time.Second
