@@ -138,7 +138,8 @@ func TestReplacementsLeakNothing(t *testing.T) {
 	var wg sync.WaitGroup
 	var words, published, refused int64
 	talk(t, &wg, lab, "203.0.113.1:22", &words, stop)
-	talk(t, &wg, lab, "203.0.113.1:8080", &published, half) // a flush would take its translation away
+	var talking sync.WaitGroup
+	talk(t, &talking, lab, "203.0.113.1:8080", &published, half) // a flush would take its translation away
 	wg.Go(func() {                                          // the flood: every packet a flow of its own, so that none rides on another's
 		lab.Outside.Do(func() {
 			b := make([]byte, 8)
@@ -171,6 +172,7 @@ func TestReplacementsLeakNothing(t *testing.T) {
 		}
 		if i == loads/2 {
 			close(half)
+			talking.Wait()
 		}
 		if i%25 == 0 && i >= loads/2 {
 			lab.Host.Run("", "nft", "flush", "ruleset") // of somebody else: an owned table stands
