@@ -43,6 +43,7 @@ func (c *Coordinator) gather(ctx context.Context) ([]metrics.Metric, error) {
 	if st, err := os.Stat(filepath.Join(c.cfg.Dir, keys.RecordsFile)); err == nil {
 		out = append(out, gauge("mesh_records_bytes", "The file of the records.", float64(st.Size())))
 	}
+	out = append(out, c.verbs.Metrics()...)
 	bus, err := c.broker.Numbers()
 	if err != nil {
 		return out, errors.Join(err, ctx.Err())

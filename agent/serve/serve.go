@@ -12,6 +12,7 @@ package serve
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -23,7 +24,9 @@ import (
 	"mesh/shared/bus"
 	"mesh/shared/clock"
 	"mesh/shared/controller"
+	"mesh/shared/discovery"
 	"mesh/shared/engine"
+	"mesh/shared/metrics"
 	"mesh/shared/refusal"
 	"mesh/shared/subject"
 	"mesh/shared/verb"
@@ -81,7 +84,7 @@ type Config struct {
 // Server answers.
 type Server struct {
 	cfg       Config
-	discovery *discovery
+	discovery *discovery.Service
 }
 
 // New makes a Server; Run starts it.
@@ -94,17 +97,27 @@ func New(c Config) (*Server, error) {
 			return nil, fmt.Errorf("serve verbs: %s of %s is bound twice", v.line.Name, v.seat)
 		}
 	}
+	schemas, err := engine.Schemas()
+	if err != nil {
+		return nil, err
+	}
+	d := discovery.Config{Name: string(subject.NodeEngine), ID: string(c.Node), Version: c.Version, Description: "the agent of " + string(c.Node), Clock: c.Clock}
+	for _, v := range c.Verbs {
+		d.Endpoints = append(d.Endpoints, discovery.Endpoint{Seat: v.seat, Line: v.line, At: subject.NodeTool(v.seat, v.line.Name, c.Node), Schema: schemas[v.seat][v.line.Name].Ask})
+	}
 	s := &Server{cfg: c}
-	var err error
-	s.discovery, err = newDiscovery(c)
+	s.discovery, err = discovery.New(d)
 	return s, err
 }
+
+// Metrics are the numbers of the verbs.
+func (s *Server) Metrics() []metrics.Metric { return s.discovery.Metrics() }
 
 // Run answers until ctx ends, and waits for answers under way.
 func (s *Server) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	work := s.discovery.work(s.cfg.Conn)
+	work := s.discovery.Work(s.cfg.Conn)
 	for _, seat := range s.seats() {
 		work = append(work, func(ctx context.Context) error {
 			return verb.ServeAll(ctx, s.cfg.Conn, subject.NodeTool(seat, "*", s.cfg.Node), "", workers, s.cfg.Log, s.route)
@@ -149,19 +162,29 @@ func (s *Server) route(sub string) verb.Handler {
 
 // bounded is v's handler with the bounds of an ask, the log line of an act and the numbers of discovery.
 func (s *Server) bounded(v *Verb) verb.Handler {
-	return func(ctx context.Context, who verb.Caller, args []byte) (answer any, err error) {
-		began := s.cfg.Clock.Now()
-		defer func() { s.discovery.count(v, s.cfg.Clock.Now().Sub(began), err) }()
+	return s.discovery.Counted(v.seat, v.line.Name, func(ctx context.Context, who verb.Caller, args []byte) (any, error) {
 		if len(args) > MostArguments {
 			return nil, refusal.Newf("the arguments", "ask for less at once", "they have %d bytes, at most %d are read", len(args), MostArguments)
 		}
 		if v.line.Level != controller.Read {
 			s.cfg.Log.Info("asked to act", "seat", v.seat, "verb", v.line.Name, "caller", who.Key)
 		}
-		answer, err = v.handle(ctx, who, args)
+		answer, err := v.handle(ctx, who, args)
 		if err != nil {
 			return nil, err
 		}
 		return fit(answer)
+	})
+}
+
+// fit encodes answer, and refuses one that is too large.
+func fit(answer any) (json.RawMessage, error) {
+	b, err := json.Marshal(answer)
+	if err != nil {
+		return nil, fmt.Errorf("encode the answer: %w", err)
 	}
+	if len(b) > MostAnswer {
+		return nil, refusal.Newf("the answer", "ask for less, or look on the machine: mesh-agent show", "it has %d bytes, at most %d travel", len(b), MostAnswer)
+	}
+	return b, nil
 }

@@ -5,6 +5,7 @@ import (
 
 	"mesh/coordinator/records"
 	"mesh/shared/controller"
+	"mesh/shared/metrics"
 )
 
 // Overview is what the verb status answers, and how many nodes are in each state: for the daemon's metrics.
@@ -26,3 +27,6 @@ func (s *Server) Overview(ctx context.Context) (controller.StatusAnswer, map[con
 	}
 	return status, states, nil
 }
+
+// Metrics are the numbers of the verbs.
+func (s *Server) Metrics() []metrics.Metric { return s.discovery.Metrics() }

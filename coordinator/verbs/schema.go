@@ -8,6 +8,7 @@ import (
 	"github.com/google/jsonschema-go/jsonschema"
 
 	"mesh/shared/controller"
+	"mesh/shared/discovery"
 	"mesh/shared/engine"
 	"mesh/shared/refusal"
 	"mesh/shared/rule"
@@ -25,6 +26,15 @@ func Tool(v controller.Verb) (controller.Tool, error) {
 		return t, fmt.Errorf("schema of the answer of %s: %w", v.Name, err)
 	}
 	return t, nil
+}
+
+// spoken is what discovery says of the seat: its verbs with the schemas made for them.
+func (s *Server) spoken() (*discovery.Service, error) {
+	c := discovery.Config{Name: string(subject.Controller), ID: string(subject.Controller), Version: s.cfg.Version, Description: "the coordinator", Clock: s.cfg.Clock}
+	for i, v := range controller.Table() {
+		c.Endpoints = append(c.Endpoints, discovery.Endpoint{Seat: subject.Controller, Line: v, At: subject.Tool(subject.Controller, v.Name), Queue: string(subject.Controller), Schema: s.tools[i].Schema})
+	}
+	return discovery.New(c)
 }
 
 // nodeTools are the verbs of the node seats with their schemas.

@@ -23,6 +23,7 @@ import (
 	"mesh/shared/bus"
 	"mesh/shared/clock"
 	"mesh/shared/controller"
+	"mesh/shared/discovery"
 	"mesh/shared/engine"
 	"mesh/shared/grant"
 	"mesh/shared/refusal"
@@ -62,7 +63,9 @@ type Server struct {
 	cfg   Config
 	js    jetstream.JetStream
 	tools []controller.Tool
-	turn  chan struct{} // capacity 1: whose turn it is to compose and start a push
+	// discovery says which verbs are answered here (SEA-8).
+	discovery *discovery.Service
+	turn      chan struct{} // capacity 1: whose turn it is to compose and start a push
 }
 
 // New makes a Server; Run starts it.
@@ -78,6 +81,9 @@ func New(c Config) (*Server, error) {
 			return nil, err
 		}
 		s.tools = append(s.tools, t)
+	}
+	if s.discovery, err = s.spoken(); err != nil {
+		return nil, err
 	}
 	onNodes, err := nodeTools()
 	if err != nil {
@@ -95,7 +101,8 @@ func (s *Server) Run(ctx context.Context) error {
 	defer wg.Wait()
 	defer cancel()
 	table := controller.Table()
-	errs := make(chan error, len(table))
+	spoken := s.discovery.Work(s.cfg.Conn)
+	errs := make(chan error, len(table)+len(spoken))
 	var waiting atomic.Int32
 	waiting.Store(int32(len(table)))
 	for _, v := range table {
@@ -114,10 +121,13 @@ func (s *Server) Run(ctx context.Context) error {
 		wg.Add(1)
 		go func() { // ends with ctx
 			defer wg.Done()
-			errs <- verb.Serve(ctx, s.cfg.Conn, subject.Tool(subject.Controller, v.Name), string(subject.Controller), workers, s.cfg.Log, h, served)
+			errs <- verb.Serve(ctx, s.cfg.Conn, subject.Tool(subject.Controller, v.Name), string(subject.Controller), workers, s.cfg.Log, s.discovery.Counted(subject.Controller, v.Name, h), served)
 		}()
 	}
-	for range table {
+	for _, work := range spoken {
+		wg.Go(func() { errs <- work(ctx) }) // ends with ctx
+	}
+	for range cap(errs) {
 		if err := <-errs; err != nil {
 			return fmt.Errorf("serve %s: %w", subject.Controller, err)
 		}
