@@ -240,13 +240,15 @@ func TestFaultsSayWhatToDo(t *testing.T) {
 		exit int
 		out  string
 	}{
-		"ss -ltnp":                {126, "Error: cannot listen on the TCP port: listen tcp4 :8088: bind: address already in use"},
-		"free some space":         {125, "Error: write /var/lib/containers/x: no space left on device"},
-		"mount it writable":       {125, "Error: mkdir /var/lib/containers: read-only file system"},
-		"systemctl start docker":  {125, "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?"},
-		"registry cannot be":      {125, `Error: initializing source docker://r.example/x: pinging container registry r.example: Get "https://r.example/v2/": dial tcp: lookup r.example: no such host`},
-		"name and digest":         {125, "Error: initializing source docker://quay.io/x: reading manifest sha256:1 in quay.io/x: manifest unknown"},
-		"declare another subnet":  {125, "Error: subnet 10.89.0.0/24 is already used on the host or by another config"},
+		"ss -ltnp":               {126, "Error: cannot listen on the TCP port: listen tcp4 :8088: bind: address already in use"},
+		"free some space":        {125, "Error: write /var/lib/containers/x: no space left on device"},
+		"mount it writable":      {125, "Error: mkdir /var/lib/containers: read-only file system"},
+		"systemctl start docker": {125, "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?"},
+		"registry cannot be":     {125, `Error: initializing source docker://r.example/x: pinging container registry r.example: Get "https://r.example/v2/": dial tcp: lookup r.example: no such host`},
+		"name and digest":        {125, "Error: initializing source docker://quay.io/x: reading manifest sha256:1 in quay.io/x: manifest unknown"},
+		"declare another subnet": {125, "Error: subnet 10.89.0.0/24 is already used on the host or by another config"},
+		"take limits out": {127, "Error: runc: runc create failed: unable to start container process: error during container init: error setting cgroup config for procHooks process: " +
+			"openat2 /sys/fs/cgroup/machine.slice/x.scope/pids.max: no such file or directory: OCI runtime attempted to invoke a command that was not found"},
 		"run.directories":         {125, "Error: statfs /srv/none: no such file or directory"},
 		"it ended with status 12": {12, "Error: who knows"},
 	} {

@@ -44,6 +44,8 @@ var faults = [...]struct {
 	{[]string{"no such host", "dial tcp", "connection refused", "i/o timeout", "tls handshake", "network is unreachable", "temporary failure in name resolution"},
 		"the registry cannot be reached", "it is tried again by itself; see whether this machine reaches the registry"},
 	{[]string{"subnet", "is already used", "pool overlaps"}, "the network's subnet is in use on this machine", "declare another subnet, or none"},
+	{[]string{"error setting cgroup config", "pids.max", "memory.max", "memory.swap.max", "cpu.max"},
+		"the kernel of this machine has no controller for one of its limits", "take limits out of the container, or turn the controller on (cgroup_enable= on the kernel's command line)"},
 	{[]string{"no such file or directory", "statfs", "bind source path does not exist"},
 		"a folder or device it mounts is not on this machine", "declare the folder under run.directories, or mount another"},
 	{[]string{"permission denied", "operation not permitted"}, "the kernel or a security module forbids it", "see dmesg and the journal of the unit"},
