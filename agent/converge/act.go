@@ -129,17 +129,42 @@ func (c *Converger) end(ctx context.Context, kill, stops bool, running []string)
 	switch {
 	case kill:
 		up, err := c.up(ctx, running)
-		if err != nil || len(up) == 0 {
-			return err // a unit without a process is not killed
+		if err != nil {
+			return err
 		}
 		if err := c.systemctl(ctx, []string{"kill", "--signal=KILL"}, up); err != nil {
 			return err
 		}
-		return c.systemctl(ctx, []string{"reset-failed"}, up)
+		failed, err := c.ended(ctx, running)
+		if err != nil {
+			return err
+		}
+		return c.systemctl(ctx, []string{"reset-failed"}, failed)
 	case stops:
 		return c.systemctl(ctx, []string{"stop"}, running)
 	}
 	return nil
+}
+
+// ended waits until none of units runs, and returns those that systemd says have failed: it is told of a kill
+// after the fact.
+func (c *Converger) ended(ctx context.Context, units []string) (failed []string, err error) {
+	const tries, pause = 50, 100 * time.Millisecond
+	for range tries {
+		states, err := c.cfg.Units.States(ctx, units)
+		if err != nil {
+			return nil, err
+		}
+		if !slices.ContainsFunc(units, func(name string) bool { return !states[name].Stopped() }) {
+			return slices.DeleteFunc(slices.Clone(units), func(name string) bool { return states[name].Active != "failed" }), nil
+		}
+		select {
+		case <-c.cfg.Clock.After(pause):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	return nil, refusal.New("the end of "+strings.Join(units, ", "), "it was killed, and runs", "look at it on the machine, then converge again")
 }
 
 // up are those of units that run.
