@@ -54,6 +54,8 @@ Exits 1 when the three do not agree.`
 		if x.Exposure, err = client.AskNode[report.Exposure](cmd.Context(), c, subject.NodeEngine, engine.Exposure, n, controller.Nothing{}); err != nil {
 			return err
 		}
+		report.Clean(&x.Exposure) // the machine may be in somebody else's hands
+		x.Exposure.Shorten()
 		if err := x.try(cmd.Context(), c, *from); err != nil {
 			return err
 		}
@@ -106,12 +108,13 @@ func (x *exposed) try(ctx context.Context, c *client.Client, from string) error 
 		x.Untried, x.From = fmt.Sprintf("%s could not be asked: %s", x.From, oneLine(err.Error())), ""
 		return nil
 	}
+	report.Clean(&got)
 	x.Reached = map[string]string{}
 	for i, r := range got.Results {
 		if i >= len(keys) {
 			break
 		}
-		said := or(r.Why, "no")
+		said := or(report.Cut(r.Why, maxWhy), "no")
 		if r.Reached {
 			said = "yes"
 		}
@@ -144,6 +147,9 @@ func (x *exposed) targets() (targets, keys []string) {
 	}
 	return targets, keys
 }
+
+// maxWhy bounds what a machine says of one try, in bytes.
+const maxWhy = 200
 
 func reachedKey(l report.ExposedLink, p report.ExposedPort) string {
 	return strings.TrimSpace(l.Name + " " + p.Port + " " + p.Family)
@@ -222,6 +228,7 @@ func (a *app) bans() *cobra.Command {
 		if err != nil {
 			return err
 		}
+		report.Clean(&answer)
 		return a.show(cmd, answer, func() error { return writeBans(a.out, answer, a.clk.Now()) })
 	}
 	return cmd

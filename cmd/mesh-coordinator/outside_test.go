@@ -49,6 +49,26 @@ func TestExposureIsComparedWithWhatIsReached(t *testing.T) {
 	}
 }
 
+// What a hostile machine answers does not steer the terminal.
+func TestAnswersAboutTheOutsideAreCleaned(t *testing.T) {
+	x := anExposure()
+	x.Exposure.Links[0].Ports[0].By = "\x1b[2Jowned"
+	x.Exposure.Links[0].Ports[1].Programs = []string{"sshd\r\x1b]0;owned\x07"}
+	a := engine.BannedAnswer{Bans: []engine.Ban{{Address: "1.2.3.4\x1b[1A"}}}
+	report.Clean(&x.Exposure)
+	report.Clean(&a)
+	var b strings.Builder
+	if err := writeExposure(&b, x); err != nil {
+		t.Fatal(err)
+	}
+	if err := writeBans(&b, a, time.Unix(0, 0)); err != nil {
+		t.Fatal(err)
+	}
+	if strings.ContainsAny(b.String(), "\x1b\x07\r") {
+		t.Errorf("%q", b.String())
+	}
+}
+
 // NET-11.
 func TestBansOfANode(t *testing.T) {
 	now := time.Date(2026, 11, 30, 12, 0, 0, 0, time.UTC)

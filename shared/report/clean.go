@@ -18,6 +18,10 @@ func clean(text []byte, v any) {
 	}
 }
 
+// Clean replaces in every string below v, a pointer to an answer of a machine, what does not belong on a
+// terminal.
+func Clean(v any) { cleanValue(reflect.ValueOf(v).Elem()) }
+
 // suspicious says whether JSON text may hold what clean replaces: escaped, or as itself from U+007F on.
 func suspicious(text []byte) bool {
 	if bytes.ContainsAny(text, "\x7f") || bytes.ContainsFunc(text, func(r rune) bool { return r > 0x7f && !harmless(r) }) {
