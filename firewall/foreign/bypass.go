@@ -13,9 +13,9 @@ import (
 // Bypass is something over which packets pass, or are refused, without the rules that a listing shows
 // (NET-16). Legacy xtables are another; Report.LegacyTables has them.
 type Bypass struct {
-	// What is macvlan, macvtap, ipvlan, ipvtap, xdp, tc or flowtable.
+	// What is macvlan, macvtap, ipvlan, ipvtap, xdp, tc, flowtable or route.
 	What string `json:"what"`
-	// Name is the link's, or "inet x f" of a flowtable.
+	// Name is the link's, "inet x f" of a flowtable, or the addresses of a route.
 	Name string `json:"name"`
 	Why  string `json:"why"`
 }
@@ -50,6 +50,38 @@ func readBypass(ctx context.Context, rs *Ruleset) {
 		}
 	}
 	rs.traffic(names)
+	rs.routes()
+}
+
+// mostRoutes bounds the routes named one by one: a ban service may keep thousands.
+const mostRoutes = 10
+
+// deadEnds are the types of routes that refuse.
+var deadEnds = map[int]string{unix.RTN_BLACKHOLE: "blackhole", unix.RTN_UNREACHABLE: "unreachable", unix.RTN_PROHIBIT: "prohibit"}
+
+// routes adds those that refuse packets to some addresses, in any table: portsentry bans that way. Those for
+// all addresses that are left are how a table of routes ends, and are none of them.
+func (r *Ruleset) routes() {
+	more := 0
+	err := netlink.RouteListFilteredIter(netlink.FAMILY_ALL, &netlink.Route{}, netlink.RT_FILTER_TABLE, func(route netlink.Route) bool {
+		how := deadEnds[route.Type]
+		if how == "" || route.Dst == nil || len(route.Dst.Mask) == 0 {
+			return true
+		}
+		if ones, _ := route.Dst.Mask.Size(); ones == 0 {
+			return true
+		}
+		if more++; more <= mostRoutes {
+			r.Bypass = append(r.Bypass, Bypass{"route", route.Dst.String(), "a route of type " + how + " refuses what goes there, answers too"})
+		}
+		return true
+	})
+	switch {
+	case err != nil:
+		r.note("routes cannot be listed: %v", err)
+	case more > mostRoutes:
+		r.Bypass = append(r.Bypass, Bypass{"route", fmt.Sprintf("%d more", more-mostRoutes), "as those before: routes that refuse"})
+	}
 }
 
 // traffic adds the links on which traffic control looks at what arrives: where programs of tc are hooked in.

@@ -275,6 +275,8 @@ func (f *facts) hint() string {
 		return "calico"
 	case bytes.HasPrefix(f.comment, []byte("cilium-feeder:")):
 		return "cilium"
+	case hintOf(comments, bytes.TrimRight(f.comment, "\x00")) != "":
+		return hintOf(comments, bytes.TrimRight(f.comment, "\x00"))
 	case f.xtSet && refuses && f.ofNamedSet() != "":
 		return f.ofNamedSet()
 	case f.xtSet && refuses && slices.ContainsFunc(f.acts, func(a Act) bool { return a.Word == "drop" }):

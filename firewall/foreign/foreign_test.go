@@ -147,10 +147,23 @@ func TestBypass(t *testing.T) {
 	s.Run("", "ip", "link", "add", "v0", "type", "veth", "peer", "name", "v1")
 	s.Run("", "ip", "link", "add", "mv0", "link", "v0", "type", "macvlan")
 	s.Run("", "tc", "qdisc", "add", "dev", "v1", "clsact")
+	s.Run("", "ip", "route", "add", "blackhole", "203.0.113.9")
+	s.Run("", "ip", "route", "add", "unreachable", "default", "metric", "4000")
+	s.Run("", "ip", "-6", "route", "add", "prohibit", "2001:db8:9::/48", "table", "52")
 	want := []foreign.Bypass{{What: "macvlan", Name: "mv0", Why: "what it carries leaves and comes over v0 without the rules for that link"},
-		{What: "tc", Name: "v1", Why: "programs of traffic control may see its packets before any rule, and refuse, mark or redirect them"}}
+		{What: "tc", Name: "v1", Why: "programs of traffic control may see its packets before any rule, and refuse, mark or redirect them"},
+		{What: "route", Name: "203.0.113.9/32", Why: "a route of type blackhole refuses what goes there, answers too"},
+		{What: "route", Name: "2001:db8:9::/48", Why: "a route of type prohibit refuses what goes there, answers too"}}
 	if diff := gocmp.Diff(want, read(t, s).Bypass); diff != "" {
 		t.Error(diff)
+	}
+	var many strings.Builder // as a service that bans by routes
+	for i := range 500 {
+		fmt.Fprintf(&many, "route add blackhole 198.51.%d.%d\n", i/250, i%250)
+	}
+	s.Run(many.String(), "ip", "-batch", "-")
+	if got := read(t, s).Bypass; len(got) != 13 || got[12].Name != "492 more" {
+		t.Errorf("%v", got)
 	}
 }
 

@@ -196,6 +196,8 @@ func actOf(t *Table, words []string) (act Act, hint string) {
 			act.Hint = cmp.Or(act.Hint, ownerIn(linkNames, next))
 		case "--match-set":
 			act.Hint = cmp.Or(act.Hint, ownerIn(setNames, next))
+		case "--comment":
+			act.Hint = cmp.Or(act.Hint, ownerIn(comments, next))
 		case "--log-prefix":
 			hint = ownerIn(logPrefixes, next)
 		}

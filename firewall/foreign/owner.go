@@ -38,6 +38,8 @@ const (
 	service    = "nftables.service"
 	persistent = "iptables-persistent"
 	ferm       = "ferm"
+	// csf is a front end that mesh does not know how to retire: it stays and is named.
+	csf = "csf"
 )
 
 // kinds says what each owner is.
@@ -50,7 +52,7 @@ var kinds = map[string]string{
 
 	"CNI plugins": kindRuntime, "calico": kindRuntime, "cilium": kindRuntime, docker: kindRuntime, "flannel": kindRuntime, "incus": kindRuntime,
 	"kube-proxy": kindRuntime, "kube-router": kindRuntime, "kubelet": kindRuntime, "lxc": kindRuntime, "lxd": kindRuntime,
-	"podman (netavark)": kindRuntime,
+	"antrea": kindRuntime, "istio": kindRuntime, "podman (netavark)": kindRuntime, "weave": kindRuntime,
 
 	"libvirt":  kindHypervisor,
 	"crowdsec": kindBans, "fail2ban": kindBans, "psad": kindBans, "sshguard": kindBans,
@@ -101,9 +103,11 @@ var chainNames = []namedOwner{
 	{"DOCKER", docker}, {"DOCKER-*", docker},
 	{"NETAVARK*", "podman (netavark)"}, {"CNI-*", "CNI plugins"},
 	{"LIBVIRT_*", "libvirt"},
+	{"libvirt-*", "libvirt"}, {"FI-vnet*", "libvirt"}, {"FO-vnet*", "libvirt"}, {"HI-vnet*", "libvirt"}, {"I-vnet*", "libvirt"}, {"O-vnet*", "libvirt"}, // its nwfilter
 	{"KUBE-ROUTER-*", "kube-router"}, {"KUBE-NWPLCY-*", "kube-router"}, {"KUBE-POD-FW-*", "kube-router"},
 	{"KUBE-FIREWALL", "kubelet"}, {"KUBE-KUBELET-CANARY", "kubelet"}, {"KUBE-*", "kube-proxy"},
 	{"FLANNEL-*", "flannel"}, {"cali-*", "calico"}, {"CILIUM_*", "cilium"}, {"OLD_CILIUM_*", "cilium"},
+	{"WEAVE*", "weave"}, {"ANTREA-*", "antrea"}, {"ISTIO_*", "istio"},
 	{"ts-input", "tailscale"}, {"ts-forward", "tailscale"}, {"ts-postrouting", "tailscale"}, {"NETBIRD-*", "netbird"},
 	{"f2b-*", "fail2ban"}, {"fail2ban-*", "fail2ban"}, {"sshguard", "sshguard"}, {"crowdsec*", "crowdsec"}, {"CROWDSEC*", "crowdsec"},
 	{"PSAD_BLOCK_*", "psad"}, {"FWKNOP_*", "fwknop"}, {"nm-sh-*", "NetworkManager"},
@@ -121,6 +125,7 @@ var signs = []namedOwner{
 	{"IN_SANITY", "apf-firewall"}, {"OUT_SANITY", "apf-firewall"}, {"PZERO", "apf-firewall"}, {"FRAG_UDP", "apf-firewall"},
 	{"rfc4890", "pyroman"}, {"rfc4890f", "pyroman"},
 	{"SMART_REJECT", "firehol"}, {"pr_*", "firehol"},
+	{"LOCALINPUT", csf}, {"LOGDROPIN", csf}, {"DENYIN", csf},
 }
 
 // hintOneSource is a rule that rejects all of one source address: inside ufw's chain for people's
@@ -140,7 +145,9 @@ var (
 	logPrefixes = []namedOwner{
 		{"iptables: REASON=*", "uruk"}, {"ip6tables: REASON=*", "uruk"}, {"AIF:*", "arno-iptables-firewall"}, {"[UFW *", "ufw"}, {"Shorewall:*", "shorewall"},
 	}
-	setNames  = []namedOwner{{"crowdsec*", "crowdsec"}, {"f2b-*", "fail2ban"}, {"fail2ban-*", "fail2ban"}, {"sshguard*", "sshguard"}, {"cali*", "calico"}, {"KUBE-*", "kube-proxy"}, {"DOCKER-*", docker}, {"addr-set-*", "fail2ban"}, {"addr6-set-*", "fail2ban"}}
+	setNames = []namedOwner{{"crowdsec*", "crowdsec"}, {"f2b-*", "fail2ban"}, {"fail2ban-*", "fail2ban"}, {"sshguard*", "sshguard"}, {"cali*", "calico"}, {"KUBE-*", "kube-proxy"}, {"DOCKER-*", docker}, {"addr-set-*", "fail2ban"}, {"addr6-set-*", "fail2ban"}}
+	// comments are those of single rules in chains of others, by the tools that write one into each.
+	comments  = []namedOwner{{"generated for LXD network *", "lxd"}, {"generated for Incus network *", "incus"}, {"nm-shared-*", "NetworkManager"}}
 	linkNames = []namedOwner{{"docker0", docker}, {"docker_gwbridge", docker}, {"br-????????????", docker}, {"virbr*", "libvirt"}, {"cni-podman*", "podman (netavark)"}, {"podman*", "podman (netavark)"}}
 )
 
@@ -348,7 +355,7 @@ func (h here) tool(hint string) string {
 	switch {
 	case hint == "" || hint == hintOneSource || kindOf(hint) == kindFrontEnd:
 		return ""
-	case kindOf(hint) == kindBans, slices.Contains(h.tools, hint), h.t.ofIPTables() && slices.Contains(h.w.tools, hint):
+	case kindOf(hint) == kindBans, slices.ContainsFunc(comments, func(n namedOwner) bool { return n.owner == hint }), slices.Contains(h.tools, hint), h.t.ofIPTables() && slices.Contains(h.w.tools, hint):
 		return hint
 	}
 	return ""
