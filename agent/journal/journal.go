@@ -61,7 +61,8 @@ type Ask struct {
 
 // Reader holds the reads that are open.
 type Reader struct {
-	cfg Config
+	cfg    Config
+	opened chan struct{} // capacity 1: a read was opened
 
 	mu    sync.Mutex // guards reads and closed
 	reads map[string]*read
@@ -90,14 +91,16 @@ func New(c Config) *Reader {
 	if len(c.Command) == 0 {
 		c.Command = []string{"journalctl"}
 	}
-	return &Reader{cfg: c, reads: map[string]*read{}}
+	return &Reader{cfg: c, opened: make(chan struct{}, 1), reads: map[string]*read{}}
 }
 
 // Run ends reads whose reader fell silent, and all of them when ctx ends.
 func (r *Reader) Run(ctx context.Context) error {
-	ticks, stop := r.cfg.Clock.Every(time.Second)
-	defer stop()
 	for {
+		var look <-chan time.Time // while there is something to look at: a machine at rest is not woken
+		if r.Open() > 0 {
+			look = r.cfg.Clock.After(time.Second)
+		}
 		select {
 		case <-ctx.Done():
 			r.mu.Lock()
@@ -108,7 +111,8 @@ func (r *Reader) Run(ctx context.Context) error {
 			r.mu.Unlock()
 			r.ended.Wait()
 			return nil
-		case <-ticks:
+		case <-r.opened:
+		case <-look:
 			r.sweep()
 		}
 	}
@@ -201,6 +205,10 @@ func (r *Reader) start(ctx context.Context, x *read, a Ask, now time.Time) error
 		return refusal.Newf("the read", "end one, or wait: one whose reader is gone ends within seconds", "%d are open on this machine, and more would slow it", most)
 	}
 	r.reads[x.id] = x
+	select {
+	case r.opened <- struct{}{}:
+	default:
+	}
 	r.ended.Go(func() { // ends with ctx, or with the last line
 		defer close(x.lines)
 		defer x.cancel()

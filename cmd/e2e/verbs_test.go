@@ -143,6 +143,11 @@ func measured(m *mesh) {
 		out := m.metrics(2)
 		return strings.Contains(out, "mesh_bus_up 1\n") && strings.Contains(out, `mesh_module_running{module="hello"`), out
 	})
+	for line := range strings.Lines(m.metrics(2)) {
+		if strings.HasPrefix(line, "process_resident_memory_bytes ") {
+			m.t.Log(strings.TrimSpace(line))
+		}
+	}
 	if out := m.on(2, "curl", "-s", "http://127.0.0.1:9463/healthz"); out != "well\n" && strings.TrimSpace(out) != "well" {
 		m.t.Errorf("health: %q", out)
 	}
