@@ -444,7 +444,8 @@ func (r *run) write(s plan.Step, path, owner, group string, spec file.Spec) (err
 	if spec.UID, spec.GID, err = r.owner(owner, group); err != nil {
 		return err
 	}
-	spec.Path, spec.MustNotExist, spec.OverLink = path, s.New, s.OverLink
+	// The store writes that it is done once its folder was synced (state.Store.Before).
+	spec.Path, spec.MustNotExist, spec.OverLink, spec.LateFolder = path, s.New, s.OverLink, true
 	_, err = r.root.Write(spec)
 	return err
 }

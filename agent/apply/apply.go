@@ -226,6 +226,7 @@ func New(cfg Config) (*Engine, error) {
 			return nil, err
 		}
 	}
+	cfg.Store.Before(e.root.SyncFolders)
 	return e, nil
 }
 
@@ -366,13 +367,14 @@ func (e *Engine) Preview(ctx context.Context, signed declaration.Signed) (plan.P
 	return w.plan, err
 }
 
-// Close gives back what New opened. No pass may run.
+// Close has the store write what it still holds of passes, and gives back what New opened. No pass may run.
 func (e *Engine) Close() error {
 	e.pulls.end()
+	err := e.cfg.Store.Part()
 	if e.cfg.Host.Files != nil {
-		return nil
+		return err
 	}
-	return e.root.Close()
+	return errors.Join(err, e.root.Close())
 }
 
 func (e *Engine) take(ctx context.Context) (give func(), err error) {

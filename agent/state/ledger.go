@@ -133,7 +133,7 @@ func (s *Store) Stage(b Batch) {
 	s.stage(b)
 }
 
-// Flush writes what is staged; where nothing is, nothing.
+// Flush writes what is staged and offered; where nothing is, nothing.
 func (s *Store) Flush(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -181,10 +181,50 @@ func (w *staged) add(b Batch, now time.Time) {
 	}
 }
 
+// Before names what makes last what outcomes are about, such as the names of files: it is called before one is
+// written, so that what the ledger calls done survived a power cut if the ledger did.
+func (s *Store) Before(lasting func() error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.before = lasting
+}
+
+// Part writes what waits for the next write, and forgets Before: whoever it calls is about to end.
+func (s *Store) Part() error {
+	var err error
+	if s.tidy != nil {
+		err = s.tidy()
+	}
+	s.Before(nil)
+	return err
+}
+
+// lasting holds mu.
+func (s *Store) lasting() error {
+	if s.before == nil || s.staged == nil || len(s.staged.put) == 0 {
+		return nil
+	}
+	return s.before()
+}
+
+// forget drops what is staged of rows that are written otherwise.
+func (w *staged) forget(rows []Row) {
+	if w == nil {
+		return
+	}
+	for _, r := range rows {
+		delete(w.put, r.ID)
+		delete(w.gone, r.ID)
+	}
+}
+
 // flush writes what is staged and what is offered. It holds mu.
 func (s *Store) flush(ctx context.Context) error {
 	if s.staged == nil && s.offered == nil {
 		return nil
+	}
+	if err := s.lasting(); err != nil {
+		return fmt.Errorf("write the outcome: %w", err)
 	}
 	o := s.offered
 	err := s.db().WriteLazy(ctx, func(tx *sql.Tx) error {

@@ -99,6 +99,9 @@ func insertOut(ctx context.Context, tx *sql.Tx, o *Out) error {
 
 // put holds mu; nothing is offered.
 func (s *Store) put(ctx context.Context, o Out) (_ Out, err error) {
+	if err := s.lasting(); err != nil {
+		return Out{}, fmt.Errorf("write the outcome: %w", err)
+	}
 	rows, bytes, dropped := s.rows+1, s.bytes+int64(len(o.Body)), uint64(0)
 	err = s.db().WriteLazy(ctx, func(tx *sql.Tx) error {
 		if err := s.putStaged(ctx, tx); err != nil {

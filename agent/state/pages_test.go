@@ -2,7 +2,9 @@ package state_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"mesh/agent/state"
@@ -60,5 +62,41 @@ func TestACommitWritesFewPages(t *testing.T) {
 	}
 	if rows := ok(b.open().Ledger(ctx))(t); len(rows) != 1 || rows[0].Phase != state.Intended {
 		t.Errorf("after an orderly end the ledger is %+v", rows)
+	}
+}
+
+// TestAnOutcomeIsWrittenOnceItLasts: what a ledger calls done survived a power cut if the ledger did. On the way
+// of a declaration nothing is made last, and what it is about to change is not called done behind it.
+func TestAnOutcomeIsWrittenOnceItLasts(t *testing.T) {
+	ctx, b := t.Context(), newBed(t)
+	s := b.open()
+	lasting, fails := 0, error(nil)
+	s.Before(func() error { lasting++; return fails })
+	done := state.Row{ID: "file:/etc/a", Module: "m", Kind: "file", Phase: state.Done, Sum: "1"}
+	s.Stage(state.Batch{Put: []state.Row{done}})
+	ok(s.Offer(ctx, state.Out{Subject: "s", Kind: state.KindReport}))(t)
+	intended := done
+	intended.Phase, intended.Want = state.Intended, "2"
+	if _, err := s.Accept(ctx, 2, "d2", []byte("two"), []state.Row{intended}); err != nil || lasting != 0 {
+		t.Fatalf("accepting made %d things last, %v", lasting, err)
+	}
+	if err := s.Flush(ctx); err != nil || lasting != 0 {
+		t.Errorf("with nothing done %d things were made last, %v", lasting, err)
+	}
+	done.Sum = "2"
+	s.Stage(state.Batch{Put: []state.Row{done}})
+	fails = errors.New("the disk fails")
+	if err := s.Flush(ctx); err == nil || !strings.Contains(err.Error(), "the disk fails") {
+		t.Errorf("what does not last was written: %v", err)
+	}
+	fails = nil
+	if err := s.Part(); err != nil || lasting != 2 {
+		t.Errorf("%d times, %v", lasting, err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if rows := ok(b.open().Ledger(ctx))(t); len(rows) != 1 || rows[0].Phase != state.Done || rows[0].Sum != "2" {
+		t.Errorf("the ledger is %+v", rows)
 	}
 }

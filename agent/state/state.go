@@ -79,9 +79,10 @@ type Store struct {
 	bytes    int64 // of those
 	waiting  []Out // all of those, when whole
 	whole    bool
-	acked    []Out   // reports that the bus has, and the file still
-	staged   *staged // outcomes that the mirror has, and the file not yet; nil for none
-	offered  *Out    // a message that waits and is not in the file; nil for none
+	acked    []Out        // reports that the bus has, and the file still
+	staged   *staged      // outcomes that the mirror has, and the file not yet; nil for none
+	offered  *Out         // a message that waits and is not in the file; nil for none
+	before   func() error // what must last before an outcome is written; nil for nothing
 	dropped  uint64
 	problems lately[report.Problem]
 	drift    lately[report.Drift]
@@ -213,9 +214,6 @@ func (s *Store) Accept(ctx context.Context, seq uint64, digest string, signed []
 	}
 	now, slot := s.clock.Now().UTC().Truncate(time.Millisecond), (s.slot+1)%Kept
 	err = s.db().Write(ctx, func(tx *sql.Tx) error {
-		if err := s.putStaged(ctx, tx); err != nil {
-			return err
-		}
 		if _, err := tx.ExecContext(ctx, `INSERT INTO declaration (slot, seq, accepted, size, digest, padded) VALUES (?, ?, ?, ?, ?, ?)
 			ON CONFLICT (slot) DO UPDATE SET seq = excluded.seq, accepted = excluded.accepted, size = excluded.size,
 			digest = excluded.digest, padded = excluded.padded`,
@@ -227,7 +225,8 @@ func (s *Store) Accept(ctx context.Context, seq uint64, digest string, signed []
 	if err != nil {
 		return false, fmt.Errorf("accept declaration %d: %w", seq, err)
 	}
-	s.staged, s.slot = nil, slot
+	s.staged.forget(intents)
+	s.slot = slot
 	s.newest = Accepted{Seq: seq, Digest: digest, At: now}
 	s.mirror(intents, nil, now)
 	return true, nil

@@ -21,6 +21,7 @@ import (
 	"fmt"
 	"io/fs"
 	"math/rand/v2"
+	"path/filepath"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -40,6 +41,9 @@ type Spec struct {
 	OverLink bool
 	// NoSync leaves out both syncs, for trees that end in one SyncFS.
 	NoSync bool
+	// LateFolder leaves the sync of the folder to SyncFolders: until then a power cut may leave the file as it
+	// was before, whole.
+	LateFolder bool
 }
 
 // Write makes s so and reports whether anything had to change. After an error the file is as it was.
@@ -88,7 +92,11 @@ func (r *Root) Write(s Spec) (changed bool, err error) {
 	if err := rename(dir, tmp, name, absent); err != nil {
 		return false, fail("write", s.Path, errors.Join(err, discard(dir, tmp)))
 	}
-	if !s.NoSync {
+	switch {
+	case s.NoSync:
+	case s.LateFolder:
+		r.late(filepath.Dir(s.Path))
+	default:
 		if err := unix.Fsync(dir); err != nil {
 			return true, fail("sync the folder of", s.Path, err)
 		}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -19,6 +20,9 @@ type Root struct {
 	path string
 	// uid is whose folders are trusted beside root's: the agent's own.
 	uid uint32
+
+	mu    sync.Mutex // guards owing
+	owing map[string]struct{}
 }
 
 // OpenRoot opens dir. Close gives its descriptor back.
@@ -32,6 +36,44 @@ func OpenRoot(dir string) (*Root, error) {
 
 // Close ends the use of r.
 func (r *Root) Close() error { return unix.Close(r.fd) }
+
+// late notes a folder whose names are to be synced.
+func (r *Root) late(folder string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.owing == nil {
+		r.owing = map[string]struct{}{}
+	}
+	r.owing[folder] = struct{}{}
+}
+
+// SyncFolders makes the names last that files written with LateFolder were given: one sync a folder, however
+// many they are. A folder that is gone has none. What could not be synced is owed still.
+func (r *Root) SyncFolders() error {
+	r.mu.Lock()
+	owing := r.owing
+	r.owing = nil
+	r.mu.Unlock()
+	var errs []error
+	for folder := range owing {
+		if err := r.syncFolder(folder); err != nil {
+			r.late(folder)
+			errs = append(errs, fail("sync", folder, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (r *Root) syncFolder(folder string) error {
+	dir, _, err := r.parent("sync", folder+"/x")
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(unix.Fsync(dir), unix.Close(dir))
+}
 
 // Path is the folder r was opened at.
 func (r *Root) Path() string { return r.path }
