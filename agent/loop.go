@@ -215,7 +215,6 @@ func (a *Agent) loop(ctx context.Context, jobs chan<- job, results <-chan done, 
 			a.waits(ctx)
 			a.told()
 		case do := <-a.calls:
-			a.remember(ctx)
 			do(&w)
 		case <-t.slow:
 			t.slow = nil
@@ -233,12 +232,12 @@ func (a *Agent) loop(ctx context.Context, jobs chan<- job, results <-chan done, 
 			t.retry = nil
 			w.retry()
 		case <-moved:
+			a.remember(ctx)
 			a.status(ctx)
 			if _, account := a.account(); account.Outcome == report.Failed {
 				w.want() // it may have been the bus that it lacked
 			}
 		}
-			a.remember(ctx)
 	}
 }
 
@@ -298,19 +297,19 @@ func (a *Agent) after(ctx context.Context, d done) (sent bool) {
 	return sent
 }
 
-// waits writes the status anew when it says otherwise of what waits to be sent.
-func (a *Agent) waits(ctx context.Context) {
-	a.sending = 0
-	if a.store.Depth() != a.shown {
-		a.status(ctx)
-	}
-}
-
 // remember writes what waits in the store's memory: an outcome, and a report that is not with the bus after a
 // while. Where all goes well the next write takes it along.
 func (a *Agent) remember(ctx context.Context) {
 	if err := a.store.Flush(ctx); err != nil && ctx.Err() == nil {
 		a.cfg.Log.Error("what was done could not be remembered; it is tried again", "err", state.Named(err, "to remember what was done"))
+	}
+}
+
+// waits writes the status anew when it says otherwise of what waits to be sent.
+func (a *Agent) waits(ctx context.Context) {
+	a.sending = 0
+	if a.store.Depth() != a.shown {
+		a.status(ctx)
 	}
 }
 
