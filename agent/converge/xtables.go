@@ -50,14 +50,25 @@ func option(words []string, names ...string) string {
 	return ""
 }
 
+// comment is that of a rule, or empty.
+func comment(rule string) string {
+	_, text, _ := strings.Cut(rule, " --comment ")
+	if quoted, ok := strings.CutPrefix(text, `"`); ok {
+		text, _, _ = strings.Cut(quoted, `"`)
+		return text
+	}
+	text, _, _ = strings.Cut(text, " ")
+	return text
+}
+
 // docker is the owner whose rules in shared chains bear no name of its own.
 const docker = "docker"
 
 func chainOf(rule string) string { return option(strings.Fields(rule), "-A") }
 
 // stays says of each rule of t whether a converge leaves it alone: it stands in a chain of a container
-// runtime, of bans or of a tunnel, leads to one, looks into a set of theirs, or is about a link that leads to
-// docker's chains.
+// runtime, of bans or of a tunnel, leads to one, looks into a set of theirs, bears their comment, or is about a
+// link that leads to docker's chains.
 func (t *saved) stays() []bool {
 	links := map[string]bool{}
 	out := make([]bool, len(t.rules))
@@ -67,7 +78,7 @@ func (t *saved) stays() []bool {
 		if link := option(w, "-o"); to == docker && link != "" {
 			links[link] = true // a network's bridge, whatever its name
 		}
-		out[i] = to != "" || foreign.Stays(chainOf(r)) != "" || foreign.StaysSet(option(w, "--match-set")) != ""
+		out[i] = to != "" || foreign.Stays(chainOf(r)) != "" || foreign.StaysSet(option(w, "--match-set")) != "" || foreign.StaysComment(comment(r)) != ""
 	}
 	shared := t.shared()
 	for i, r := range t.rules {

@@ -67,6 +67,14 @@ func StaysSet(set string) string {
 	return ""
 }
 
+// StaysComment is the tool that writes this comment into each of its rules, or empty.
+func StaysComment(text string) string {
+	if owner := ownerIn(comments, text); stays(owner) {
+		return owner
+	}
+	return ""
+}
+
 // StaysLink is the tool that makes links of this name, or empty.
 func StaysLink(link string) string {
 	if owner := ownerIn(linkNames, link); stays(owner) {
