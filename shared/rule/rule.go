@@ -89,6 +89,9 @@ func ParseFrom(s string) (From, error) {
 			}
 			p = netip.PrefixFrom(a, a.BitLen())
 		}
+		if p.Addr().Is4In6() {
+			return From{}, refusal.New(fmt.Sprintf("from %.80q", s), fmt.Sprintf("%v are addresses of IPv4 written as IPv6, with which no packet comes", p), "write them as IPv4, 203.0.113.0/24")
+		}
 		if p != p.Masked() {
 			return From{}, refusal.New(fmt.Sprintf("from %.80q", s), fmt.Sprintf("%v has bits set after its length", p), fmt.Sprintf("write %v", p.Masked()))
 		}

@@ -28,7 +28,7 @@ func TestFrom(t *testing.T) {
 	for in, want := range map[string]string{
 		"anywhere": "anywhere", "tunnel": "tunnel", "203.0.113.9": "203.0.113.9/32",
 		"2001:db8::/32,203.0.113.0/24": "203.0.113.0/24, 2001:db8::/32",
-		"203.0.113.1/24":               "", "everywhere": "", "": "", "fe80::1%eth0": "",
+		"203.0.113.1/24":               "", "::ffff:1.2.3.4": "", "::ffff:0:0/96": "", "everywhere": "", "": "", "fe80::1%eth0": "",
 	} {
 		f, err := rule.ParseFrom(in)
 		if (err == nil) != (want != "") || err == nil && f.String() != want {
