@@ -283,18 +283,10 @@ func dated(rows []Row, now time.Time) []Row {
 	return out
 }
 
-func putRows(ctx context.Context, tx *sql.Tx, rows []Row) (err error) {
-	if len(rows) == 0 {
-		return nil
-	}
-	put, err := tx.PrepareContext(ctx, `INSERT OR REPLACE INTO ledger
-		(id, module, kind, phase, made, keep, sum, want, trigger, want_trigger, at, mark) VALUES (?,?,?,?,?,?,?,?,?,?,?,?)`)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = put.Close() }() // the transaction's end closes it anyway
+func putRows(ctx context.Context, tx *sql.Tx, rows []Row) error {
 	for _, r := range rows {
-		if _, err := put.ExecContext(ctx, r.ID, r.Module, r.Kind, string(r.Phase), r.Made, r.Keep, r.Sum, r.Want, r.Trigger, r.WantTrigger,
+		if _, err := tx.ExecContext(ctx, `INSERT OR REPLACE INTO ledger
+			(id, module, kind, phase, made, keep, sum, want, trigger, want_trigger, at, mark) VALUES (?,?,?,?,?,?,?,?,?,?,?,?)`, r.ID, r.Module, r.Kind, string(r.Phase), r.Made, r.Keep, r.Sum, r.Want, r.Trigger, r.WantTrigger,
 			r.At.UnixMilli(), r.mark()); err != nil {
 			return fmt.Errorf("%s: %w", r.ID, err)
 		}

@@ -347,11 +347,9 @@ func (c *Composer) one(d *Composed, buf []byte, p purpose) []byte {
 }
 
 func (c *Composer) sign(d *Composed, content []byte) error {
-	body, err := declaration.Join(declaration.Head{Format: declaration.Format, Mesh: c.mesh.ID, Node: d.Node, Seq: d.Seq}, content)
-	if err != nil {
-		return err
-	}
-	if d.signed, err = declaration.Sign(c.o.Signer, body); err != nil {
+	var err error
+	head := declaration.Head{Format: declaration.Format, Mesh: c.mesh.ID, Node: d.Node, Seq: d.Seq}
+	if d.signed, err = declaration.SignContent(c.o.Signer, head, content); err != nil {
 		return fmt.Errorf("declare %s: %w", d.Node, err)
 	}
 	d.packed = records.Pack(d.signed)

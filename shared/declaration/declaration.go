@@ -6,7 +6,9 @@ package declaration
 
 import (
 	"bytes"
+	"crypto/ed25519"
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -285,11 +287,41 @@ type Signed []byte
 // Sign signs the declaration's JSON.
 func Sign(s *credential.Signer, body []byte) (Signed, error) {
 	head := purpose + " " + string(s.Verifier()) + " " + s.Sign(purpose, body) + "\n"
-	if len(head)+len(body) > MaxSize {
-		return nil, refusal.Newf("a declaration of this size", "assign fewer modules to the node, or carry large content in a bundle",
-			"it has %d bytes, the bound is %d", len(head)+len(body), MaxSize)
+	if size := len(head) + len(body); size > MaxSize {
+		return nil, tooLarge(size)
 	}
 	return append([]byte(head), body...), nil
+}
+
+// signatureSize is how many letters a signature has.
+var signatureSize = base64.RawURLEncoding.EncodedLen(ed25519.SignatureSize)
+
+// SignContent is Sign of what Join makes of h and content, without a copy of each.
+func SignContent(s *credential.Signer, h Head, content []byte) (Signed, error) {
+	head, err := json.Marshal(h)
+	if err != nil {
+		return nil, fmt.Errorf("encode declaration: %w", err)
+	}
+	line := purpose + " " + string(s.Verifier()) + " "
+	at := len(line) + signatureSize + 1
+	if size := at + len(head) + len(content) - 1; size > MaxSize {
+		return nil, tooLarge(size)
+	}
+	out := make([]byte, at, at+len(head)+len(content))
+	copy(out, line)
+	out[at-1] = '\n'
+	out = append(out, head[:len(head)-1]...)
+	out = append(out, ',')
+	out = append(out, content[1:]...)
+	if n := copy(out[len(line):at-1], s.Sign(purpose, out[at:])); n != signatureSize {
+		return nil, fmt.Errorf("sign a declaration: the signature has %d letters, not %d", n, signatureSize)
+	}
+	return out, nil
+}
+
+func tooLarge(size int) error {
+	return refusal.Newf("a declaration of this size", "assign fewer modules to the node, or carry large content in a bundle",
+		"it has %d bytes, the bound is %d", size, MaxSize)
 }
 
 // ErrSignature is met by errors.Is when a declaration is not signed by the pinned key.

@@ -78,8 +78,10 @@ func (c *checker) shape(v reflect.Value, at string) {
 		}
 	case reflect.Struct:
 		for _, f := range fieldsOf(v.Type()) {
-			if f.required && v.Field(f.index).IsZero() {
-				c.say(Join(at, f.key), "is missing: it has to be there and not empty")
+			if v.Field(f.index).IsZero() { // most are: naming each of them is most of the work
+				if f.required {
+					c.say(Join(at, f.key), "is missing: it has to be there and not empty")
+				}
 				continue
 			}
 			c.shape(v.Field(f.index), Join(at, f.key))
