@@ -140,7 +140,7 @@ func TestReplacementsLeakNothing(t *testing.T) {
 	talk(t, &wg, lab, "203.0.113.1:22", &words, stop)
 	var talking sync.WaitGroup
 	talk(t, &talking, lab, "203.0.113.1:8080", &published, half) // a flush would take its translation away
-	wg.Go(func() {                                          // the flood: every packet a flow of its own, so that none rides on another's
+	wg.Go(func() {                                               // the flood: every packet a flow of its own, so that none rides on another's
 		lab.Outside.Do(func() {
 			b := make([]byte, 8)
 			for i := uint64(0); ; i++ {
