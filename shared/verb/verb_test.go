@@ -218,6 +218,7 @@ func TestWorkersAreBoundedAndAFullHouseSaysSo(t *testing.T) {
 			t.Errorf("a full house: %v", err)
 		}
 	}
+	waitfor.True(t, "all workers to be at work", atOnce, func() (bool, any) { return now.Load() == workers, now.Load() })
 	close(goOn)
 	for range room {
 		if err := waitfor.Value(t, "an answer", atOnce, errs); err != nil {
