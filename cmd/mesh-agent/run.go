@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
@@ -13,7 +12,6 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
@@ -52,7 +50,7 @@ func runCommand(at *places) *cobra.Command {
 				return fmt.Errorf("find the running program: %w", err)
 			}
 			debug.SetGCPercent(gcPercent)
-			go giveBack(cmd.Context(), clock.Real()) // ends with the command's context
+			go giveBack(cmd.Context(), clock.Real(), log) // ends with the command's context
 			return agent.Run(cmd.Context(), agent.Config{
 				Credential: cred, Dir: at.state, Run: at.run, Root: at.root, Digest: ownDigest, Metrics: metrics,
 				Clock: clock.Real(), Rand: rand.Reader, Log: log, Self: self, Window: upgradeWindow(),
@@ -70,27 +68,6 @@ func runCommand(at *places) *cobra.Command {
 	cmd.Flags().BoolVar(&verbose, "debug", false, "log every detail")
 	cmd.Flags().StringVar(&metrics, "metrics", os.Getenv("MESH_AGENT_METRICS"), "serve /metrics and /healthz at this `address` on loopback, such as 127.0.0.1:9463 (default $MESH_AGENT_METRICS; empty: nowhere)")
 	return cmd
-}
-
-const (
-	// gcPercent keeps the heap of a program that rests nearly always close to what it uses.
-	gcPercent = 50
-	// The memory that the start took is given back after giveBackFirst, that of what came since every
-	// giveBackEvery: both together 2 of 20 MiB, for some milliseconds each time.
-	giveBackFirst = 5 * time.Second
-	giveBackEvery = 10 * time.Minute
-)
-
-// giveBack returns memory that is free to the kernel until ctx ends.
-func giveBack(ctx context.Context, clk clock.Clock) {
-	for wait := giveBackFirst; ; wait = giveBackEvery {
-		select {
-		case <-ctx.Done():
-			return
-		case <-clk.After(wait):
-			debug.FreeOSMemory()
-		}
-	}
 }
 
 func withoutTime(groups []string, a slog.Attr) slog.Attr {
