@@ -29,7 +29,7 @@ func filterRows(b *bench, ctx context.Context) (scores []score, err error) {
 		return nil, err
 	}
 	defer peer.leave()
-	for _, size := range []filterSize{{rules: 50, times: 100, peers: 2, least: 10, aim: 30}, {rules: 2000, times: 4, peers: 1, least: 2, aim: 5}} {
+	for _, size := range []filterSize{{rules: 50, times: 100, peers: 2, least: 30, aim: 30}, {rules: 2000, times: 4, peers: 1, least: 5, aim: 5}} {
 		lines, err := b.replaced(ctx, size, floor, mesh, peer)
 		if err != nil {
 			return scores, err
