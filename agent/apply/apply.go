@@ -272,7 +272,6 @@ func (e *Engine) Accept(ctx context.Context, signed declaration.Signed) (Result,
 	if _, held := e.cfg.Store.Newest(); held == digest {
 		return e.again(), nil
 	}
-	e.cfg.FailPoint(beforeRead)
 	d, manifests, err := e.read(signed)
 	if err == nil {
 		_, err = e.cfg.Store.Judge(d.Seq, digest)

@@ -4,7 +4,6 @@ import "mesh/agent/plan"
 
 // The fail points around what is no step.
 const (
-	beforeRead    = "before read"
 	beforeAccept  = "before accept"
 	afterAccept   = "after accept"
 	beforeIntent  = "before intent"
@@ -23,7 +22,7 @@ const (
 var FailPoints = failPoints()
 
 func failPoints() []string {
-	all := []string{beforeRead, beforeAccept, afterAccept, beforeIntent, afterIntent, chunkWritten, bundleFetched, bundleOpened, bundleSynced, bundleNamed}
+	all := []string{beforeAccept, afterAccept, beforeIntent, afterIntent, chunkWritten, bundleFetched, bundleOpened, bundleSynced, bundleNamed}
 	for _, op := range plan.Ops {
 		all = append(all, before(op), after(op))
 	}

@@ -73,13 +73,13 @@ func agentsPart(ctx context.Context) error {
 	return err
 }
 
-// turn makes one of many agents wait for its turn before it reads a declaration, and give it back when
+// turn makes one of many agents wait for its turn before it accepts a declaration, and give it back when
 // the outcome is known. The engine names these instants for tests that kill it there.
 func turn(ctx context.Context, turns chan struct{}) func(at string) {
 	has := false // a pass of this agent has a turn; its passes run one at a time
 	return func(at string) {
 		switch {
-		case at == "before read" && !has:
+		case at == "before accept" && !has:
 			select {
 			case turns <- struct{}{}:
 				has = true
