@@ -130,16 +130,29 @@ func (c *Conn) hold(ctx context.Context, f *follow, inPlace func()) (refused boo
 			continue // the reconnect kicks
 		}
 		// The bus sends a refusal before it answers a later ping.
-		fctx, cancel := context.WithTimeout(ctx, PublishBound)
+		fctx, cancel := context.WithTimeout(ctx, c.bound)
 		err := c.nc.FlushWithContext(fctx)
 		cancel()
 		switch denied, known := c.standing(f); {
 		case denied:
 			return true, nil
-		case err == nil && known:
+		case err != nil: // a bus that is busy, or gone, of which a kick tells
+			c.again(ctx, f)
+		case known:
 			inPlace()
 		}
 	}
+}
+
+// again has f looked at in a moment, or as soon as something is known of it: until then nobody knows that it is
+// in place, and what was said before is not fetched.
+func (c *Conn) again(ctx context.Context, f *follow) {
+	select {
+	case <-ctx.Done():
+	case <-f.look:
+	case <-c.clk.After(Pause(1)):
+	}
+	f.kick()
 }
 
 // standing says whether the bus refused f's subscription, and whether that is known: the client tells
