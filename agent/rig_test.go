@@ -214,9 +214,7 @@ func signAs(t testing.TB, signer *credential.Signer, node subject.Node, seq uint
 	t.Helper()
 	text, err := declaration.AppendContent(nil, &c)
 	must(t, err)
-	body, err := declaration.Join(declaration.Head{Format: declaration.Format, Mesh: "m1", Node: node, Seq: seq}, text)
-	must(t, err)
-	signed, err := declaration.Sign(signer, body)
+	signed, err := declaration.SignContent(signer, declaration.Head{Format: declaration.Format, Mesh: "m1", Node: node, Seq: seq}, text)
 	must(t, err)
 	return signed
 }

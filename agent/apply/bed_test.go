@@ -249,11 +249,9 @@ func (b *bed) sign(t testing.TB, seq uint64, c declaration.Content) declaration.
 	t.Helper()
 	content, err := declaration.AppendContent(nil, &c)
 	must(t, err)
-	body, err := declaration.Join(declaration.Head{Format: declaration.Format, Mesh: "m1", Node: "n1", Seq: seq}, content)
-	must(t, err)
 	signer, err := credential.ParseSigner(b.keys.Signer)
 	must(t, err)
-	signed, err := declaration.Sign(signer, body)
+	signed, err := declaration.SignContent(signer, declaration.Head{Format: declaration.Format, Mesh: "m1", Node: "n1", Seq: seq}, content)
 	must(t, err)
 	return signed
 }

@@ -269,59 +269,46 @@ func appendJSON(dst []byte, v any) ([]byte, error) {
 	return append(dst, b...), nil
 }
 
-// Join makes the declaration's JSON from its head and the content's JSON.
-func Join(h Head, content []byte) ([]byte, error) {
-	head, err := json.Marshal(h)
-	if err != nil {
-		return nil, fmt.Errorf("encode declaration: %w", err)
-	}
-	out := make([]byte, 0, len(head)+len(content))
-	out = append(out, head[:len(head)-1]...)
-	out = append(out, ',')
-	return append(out, content[1:]...), nil
-}
-
 // Signed is a declaration with its signature, as it travels and is kept.
 type Signed []byte
 
 // Sign signs the declaration's JSON.
-func Sign(s *credential.Signer, body []byte) (Signed, error) {
-	head := purpose + " " + string(s.Verifier()) + " " + s.Sign(purpose, body) + "\n"
-	if size := len(head) + len(body); size > MaxSize {
-		return nil, tooLarge(size)
-	}
-	return append([]byte(head), body...), nil
-}
+func Sign(s *credential.Signer, body []byte) (Signed, error) { return seal(s, body) }
 
-// signatureSize is how many letters a signature has.
-var signatureSize = base64.RawURLEncoding.EncodedLen(ed25519.SignatureSize)
-
-// SignContent is Sign of what Join makes of h and content, without a copy of each.
+// SignContent signs the declaration that h and the JSON of a content make.
 func SignContent(s *credential.Signer, h Head, content []byte) (Signed, error) {
 	head, err := json.Marshal(h)
 	if err != nil {
 		return nil, fmt.Errorf("encode declaration: %w", err)
 	}
+	return seal(s, head[:len(head)-1], []byte{','}, content[1:])
+}
+
+// signatureSize is how many letters a signature has.
+var signatureSize = base64.RawURLEncoding.EncodedLen(ed25519.SignatureSize)
+
+// seal signs a text that comes in parts, and copies it once: ten thousand are made in one push.
+func seal(s *credential.Signer, parts ...[]byte) (Signed, error) {
 	line := purpose + " " + string(s.Verifier()) + " "
 	at := len(line) + signatureSize + 1
-	if size := at + len(head) + len(content) - 1; size > MaxSize {
-		return nil, tooLarge(size)
+	size := at
+	for _, p := range parts {
+		size += len(p)
 	}
-	out := make([]byte, at, at+len(head)+len(content))
+	if size > MaxSize {
+		return nil, refusal.Newf("a declaration of this size", "assign fewer modules to the node, or carry large content in a bundle",
+			"it has %d bytes, the bound is %d", size, MaxSize)
+	}
+	out := make([]byte, at, size)
 	copy(out, line)
 	out[at-1] = '\n'
-	out = append(out, head[:len(head)-1]...)
-	out = append(out, ',')
-	out = append(out, content[1:]...)
+	for _, p := range parts {
+		out = append(out, p...)
+	}
 	if n := copy(out[len(line):at-1], s.Sign(purpose, out[at:])); n != signatureSize {
 		return nil, fmt.Errorf("sign a declaration: the signature has %d letters, not %d", n, signatureSize)
 	}
 	return out, nil
-}
-
-func tooLarge(size int) error {
-	return refusal.Newf("a declaration of this size", "assign fewer modules to the node, or carry large content in a bundle",
-		"it has %d bytes, the bound is %d", size, MaxSize)
 }
 
 // ErrSignature is met by errors.Is when a declaration is not signed by the pinned key.
