@@ -120,16 +120,21 @@ func (d *Driver) take(ctx context.Context) (give func(), err error) {
 // Load puts t in force in one transaction, in place. A first load on a machine that tracks no
 // connections waits two seconds, so that flows under way are known (NET-6).
 func (d *Driver) Load(ctx context.Context, t Table) error {
+	return d.put(ctx, "load", t, d.load)
+}
+
+// put takes the turn and has do put t in force.
+func (d *Driver) put(ctx context.Context, what string, t Table, do func(context.Context, Table) error) error {
 	if len(t.chains) == 0 {
-		return errors.New("load packet filter: an empty table")
+		return fmt.Errorf("%s packet filter: an empty table", what)
 	}
 	give, err := d.take(ctx)
 	if err != nil {
 		return err
 	}
 	defer give()
-	if err := d.load(ctx, t); err != nil {
-		return fmt.Errorf("load packet filter: %w", err)
+	if err := do(ctx, t); err != nil {
+		return fmt.Errorf("%s packet filter: %w", what, err)
 	}
 	d.loaded = true
 	return nil

@@ -18,19 +18,7 @@ const (
 // there is does not change. Where the kernel knows owned tables (Linux 5.12) the trial ends with this
 // process, however that ends; elsewhere with the next EndTrial.
 func (d *Driver) Try(ctx context.Context, t Table) error {
-	if len(t.chains) == 0 {
-		return errors.New("try packet filter: an empty table")
-	}
-	give, err := d.take(ctx)
-	if err != nil {
-		return err
-	}
-	defer give()
-	if err := d.try(ctx, t); err != nil {
-		return fmt.Errorf("try packet filter: %w", err)
-	}
-	d.loaded = true
-	return nil
+	return d.put(ctx, "try", t, d.try)
 }
 
 // try has the turn.
