@@ -15,7 +15,7 @@ import (
 const attempts = 10
 
 // Read reads all rule sets of the network namespace that the calling thread is in, between two equal
-// generations. One that never holds still is returned as it was last seen, with a note. It needs
+// generations, once the commit under way has ended. One that never holds still is returned as it was last seen, with a note. It needs
 // CAP_NET_ADMIN.
 func Read(ctx context.Context) (Ruleset, error) { return read(ctx, runSave, false) }
 
@@ -42,30 +42,23 @@ func readTables(ctx context.Context, whole bool) (Ruleset, error) {
 	}
 	defer s.Close()
 	var rs Ruleset
-	for range attempts {
-		if err := ctx.Err(); err != nil {
-			return rs, err
-		}
-		before, err := s.Generation()
-		if err != nil {
-			return rs, err
-		}
+	generation, err := s.Steady(attempts, func() (err error) {
 		rs, err = dump(ctx, s, whole)
-		after, errGen := s.Generation()
-		if errGen != nil {
-			return rs, errGen
-		}
-		rs.Generation = after
-		if before == after && !errors.Is(err, nfnetlink.ErrInterrupted) {
-			return rs, err
-		}
+		return err
+	})
+	rs.Generation = generation
+	if errors.Is(err, nfnetlink.ErrInterrupted) {
+		rs.note("the rule set changed each of the %d times it was read: this is a mix of several states", attempts)
+		err = nil
 	}
-	rs.note("the rule set changed each of the %d times it was read: this is a mix of several states", attempts)
-	return rs, nil
+	return rs, err
 }
 
 // dump lists everything once: tables, then chains, sets, rules, flowtables, and what is in the verdict maps.
 func dump(ctx context.Context, s *nfnetlink.Socket, whole bool) (Ruleset, error) {
+	if err := ctx.Err(); err != nil {
+		return Ruleset{}, err
+	}
 	d := decoder{whole: whole}
 	d.facts.ipsets = ipsetNames()
 	for _, part := range []struct {

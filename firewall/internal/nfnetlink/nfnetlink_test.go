@@ -2,6 +2,7 @@ package nfnetlink_test
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -109,6 +110,56 @@ func TestCommitIsAllOrNothing(t *testing.T) {
 	}
 	if after, err := socket.Generation(); err != nil || after == before {
 		t.Errorf("generation %d after %d, %v", after, before, err)
+	}
+}
+
+// A commit under way is waited for: what is listed after it is not half of one state and half of another. The
+// kernel counts a commit before what it changes is seen, so the number alone would not tell.
+func TestACommitUnderWayIsWaitedFor(t *testing.T) {
+	s := netlab.NewSpace(t, "host")
+	socket := open(t, s)
+	generation, err := socket.Generation()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for number, want := range map[uint32]bool{generation: true, generation + 7: false} {
+		if ok, err := socket.Settled(number); ok != want || err != nil {
+			t.Errorf("generation %d is in force: asked for %d the answer is %v, %v", generation, number, ok, err)
+		}
+	}
+	if now, err := socket.Generation(); now != generation || err != nil {
+		t.Errorf("asking made generation %d of %d, %v", now, generation, err)
+	}
+	written := make(chan struct{})
+	go func() {
+		defer close(written)
+		rules := "table inet busy { chain c {\n" + strings.Repeat("tcp dport 1 drop\n", 5000) + "}; }"
+		if out, err := s.Try(rules, "nft", "-f", "-"); err != nil {
+			t.Error(out, err)
+		}
+	}()
+	waited := 0
+	for busy := true; busy; {
+		select {
+		case <-written:
+			busy = false
+		default:
+		}
+		generation, err := socket.Generation()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ok, err := socket.Settled(generation)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !ok {
+			waited++
+		}
+	}
+	// The commit holds off others for far longer than lies between the two questions, so that it was waited for.
+	if waited == 0 {
+		t.Error("nothing waited for the commit")
 	}
 }
 

@@ -207,3 +207,75 @@ func (s *Socket) Generation() (id uint32, err error) {
 	})
 	return id, err
 }
+
+// Settled says whether the generation of that number is in force, and whole: it waits for the commit under
+// way. The kernel counts a commit just before what it changes is seen, so that Generation alone does not
+// tell: a listing begun between the two shows the rules before it and the rules after it, under one number.
+// An empty transaction for that generation waits its turn behind every commit, and changes nothing.
+func (s *Socket) Settled(generation uint32) (bool, error) {
+	w := &s.asks
+	w.B = w.B[:0]
+	w.BeginBatch(generation)
+	w.Begin(unix.NFNL_MSG_BATCH_END, 0, 0, unix.NFNL_SUBSYS_NFTABLES)
+	w.Finish()
+	if err := s.send(w.B); err != nil {
+		return false, err
+	}
+	// The kernel says nothing when all is well.
+	for {
+		n, _, err := unix.Recvfrom(s.fd, s.buffer, unix.MSG_DONTWAIT)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case errors.Is(err, unix.EAGAIN):
+			return true, nil
+		case err != nil:
+			return false, os.NewSyscallError("recvfrom", err)
+		}
+		for m := range Messages(s.buffer[:n]) {
+			if m.Type != unix.NLMSG_ERROR || m.Seq != w.seq-1 && m.Seq != w.seq {
+				continue
+			}
+			if err := m.Err(); errors.Is(err, unix.ERESTART) {
+				return false, nil
+			} else if err != nil {
+				return false, err
+			}
+		}
+	}
+}
+
+// Steady calls read, which lists something, until what it listed is one state: between two equal
+// generations, the first of them whole. It returns ErrInterrupted when the rule set changed each of that
+// many times, after as many calls, and otherwise what read does.
+func (s *Socket) Steady(times int, read func() error) (generation uint32, err error) {
+	for range times {
+		before, settled, err := s.settled()
+		if err != nil {
+			return 0, err
+		}
+		err = read()
+		if generation, errGen := s.Generation(); errGen != nil {
+			return 0, errGen
+		} else if settled && before == generation && !errors.Is(err, ErrInterrupted) {
+			return generation, err
+		}
+	}
+	if generation, err = s.Generation(); err == nil {
+		err = ErrInterrupted
+	}
+	return generation, err
+}
+
+// settled is the generation in force. Somebody who commits all the time may keep it from being whole.
+func (s *Socket) settled() (generation uint32, settled bool, err error) {
+	for range 20 {
+		if generation, err = s.Generation(); err != nil {
+			return 0, false, err
+		}
+		if settled, err = s.Settled(generation); settled || err != nil {
+			return generation, settled, err
+		}
+	}
+	return generation, false, nil
+}
