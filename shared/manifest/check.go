@@ -27,6 +27,7 @@ func (m *Manifest) Check() error {
 	c.bundle()
 	c.images()
 	c.seats()
+	c.bus()
 	for _, name := range slices.Sorted(maps.Keys(m.Run.Processes)) {
 		c.process(name, m.Run.Processes[name])
 	}

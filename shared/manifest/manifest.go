@@ -9,6 +9,7 @@
 package manifest
 
 import (
+	"mesh/shared/membership"
 	"mesh/shared/rule"
 	"mesh/shared/subject"
 )
@@ -30,6 +31,16 @@ type Manifest struct {
 	Run Run `json:"run,omitzero"`
 	// The seats of the mesh that the module holds.
 	Seats Seats `json:"seats,omitzero"`
+	// The verbs that the module answers on the bus, by name.
+	Tools map[string]Tool `json:"tools,omitempty"`
+	// The events that the module says on the bus.
+	Events []subject.Event `json:"events,omitempty"`
+	// The verbs of others that the module asks: `seat:<seat>.<verb>` or `module:<module>.<verb>`, with `*` for
+	// every verb.
+	Invokes []membership.Reach `json:"invokes,omitempty"`
+	// What the instances on several machines are to each other: `interchangeable` ones answer together at the
+	// module's plain address, of `distinct` ones each only at its own, unless there is one alone.
+	Instances Instances `json:"instances,omitempty" default:"distinct"`
 	// What the machine's packet filter lets in for the module.
 	Firewall Firewall `json:"firewall,omitzero"`
 	// What a machine must be for the module to run there.

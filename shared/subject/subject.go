@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"regexp"
 	"strconv"
+	"strings"
 	"sync"
 
 	"mesh/shared/refusal"
@@ -105,6 +106,12 @@ func (n *Node) UnmarshalText(b []byte) (err error) { *n, err = ParseNode(string(
 // UnmarshalText refuses what is no module name.
 func (m *Module) UnmarshalText(b []byte) (err error) { *m, err = ParseModule(string(b)); return err }
 
+// UnmarshalText refuses what is no verb name.
+func (v *Verb) UnmarshalText(b []byte) (err error) { *v, err = ParseVerb(string(b)); return err }
+
+// UnmarshalText refuses what is no event name.
+func (e *Event) UnmarshalText(b []byte) (err error) { *e, err = ParseEvent(string(b)); return err }
+
 // UnmarshalText refuses what is no seat name.
 func (s *Seat) UnmarshalText(b []byte) (err error) { *s, err = ParseSeat(string(b)); return err }
 
@@ -131,6 +138,28 @@ func Tool(s Seat, v Verb) string { return "mesh.seat." + string(s) + ".tool." + 
 
 // NodeTool is a verb of a node seat on n.
 func NodeTool(s Seat, v Verb, n Node) string { return Tool(s, v) + "." + string(n) }
+
+// ModuleTool is a verb of a module at its plain address: any instance answers, when the module's instances
+// are interchangeable or there is one.
+func ModuleTool(m Module, v Verb) string { return "mesh.module." + string(m) + ".tool." + string(v) }
+
+// ModuleToolOn is a verb of the instance of m on n.
+func ModuleToolOn(m Module, v Verb, n Node) string { return ModuleTool(m, v) + "." + string(n) }
+
+// ModuleEvent is an event of the instance of m on n.
+func ModuleEvent(m Module, e Event, n Node) string {
+	return "mesh.module." + string(m) + ".event." + string(e) + "." + string(n)
+}
+
+// SeatEventOn is an event of the holder of a node seat on n.
+func SeatEventOn(s Seat, e Event, n Node) string { return SeatEvent(s, e, string(n)) }
+
+// Work is where asks wait for a holder of s (stream WORK-<seat>).
+func Work(s Seat) string { return "mesh.seat." + string(s) + ".work" }
+
+// Via is where an instance asks what is served at sub: it is in one account with those who serve, and the
+// bus only says who asks, and keeps an answer from being aimed, where an ask goes through an import.
+func Via(sub string) string { return "mesh.via" + strings.TrimPrefix(sub, "mesh") }
 
 // Discovery are the subjects at which who serves name as instance id is asked for PING, INFO and STATS: of
 // everybody, of the name, of the instance (NATS ADR-32). The first three are written out: a right to

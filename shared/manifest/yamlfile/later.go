@@ -10,7 +10,7 @@ import (
 // later is what design.md §9 plans and this version does not apply. Such a key is refused, for what
 // mesh would pass over in silence is worse than what it says no to; but it is no typing error.
 var later = map[reflect.Type][]string{
-	reflect.TypeFor[manifest.Manifest](): {"requires", "tools", "listens", "invokes", "instances", "names-on-purpose", "provides"},
+	reflect.TypeFor[manifest.Manifest](): {"requires", "listens", "names-on-purpose", "provides"},
 	reflect.TypeFor[manifest.Seats]():    {"defines"},
 	reflect.TypeFor[manifest.Build]():    {"image", "on"},
 	reflect.TypeFor[manifest.Bundle]():   {"toolchain", "command"},

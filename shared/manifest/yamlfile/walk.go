@@ -54,6 +54,10 @@ func (w *walker) value(v reflect.Value, n *yaml.Node, path string) {
 	if n.Style&yaml.TaggedStyle != 0 {
 		w.say(n, path, "%s is a tag; expected the value alone, its type is known", clip(n.Tag))
 	}
+	if s, ok := v.Addr().Interface().(*manifest.Schema); ok {
+		w.schema(s, n, path)
+		return
+	}
 	if u, ok := v.Addr().Interface().(encoding.TextUnmarshaler); ok {
 		w.word(u, n, path)
 		return

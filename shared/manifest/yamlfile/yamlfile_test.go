@@ -91,7 +91,7 @@ func TestParseRefuses(t *testing.T) {
 	for _, tt := range []struct{ name, yaml, want string }{
 		{"nothing", "", `1:1: the file is empty; expected a mapping that begins with "module: <name>"`},
 		{"a comment only", "# hi\n", `1:1: the file is empty; expected a mapping that begins with "module: <name>"`},
-		{"a text", "hello", `1:1: "hello"; expected the keys module, description, upgrade, build, run, seats, firewall, needs, settings, secrets`},
+		{"a text", "hello", `1:1: "hello"; expected the keys module, description, upgrade, build, run, seats, tools, events, invokes, instances, firewall, needs, settings, secrets`},
 		{"a list", "[]", `1:1: a list; expected the keys module, `},
 		{"no name", "description: x", "1:1: module: is missing: it has to be there and not empty"},
 		{"an empty name", `module: ""`, `1:9: module: "": a name is a token of bus subjects; name the module with`},

@@ -82,6 +82,8 @@ func holds(t reflect.Type, path string) (reflect.Type, string) {
 func (p *page) value(t reflect.Type) string {
 	words, is := leaf(t)
 	switch {
+	case t == reflect.TypeFor[manifest.Schema]():
+		return "a JSON Schema"
 	case words != nil:
 		return "`" + strings.Join(words, "`, `") + "`"
 	case is && t.Kind() == reflect.Bool:

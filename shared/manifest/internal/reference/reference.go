@@ -72,7 +72,7 @@ func fields(t reflect.Type, docs map[string]string) ([]field, error) {
 
 // leaf says whether t is written as one text, and in which words if it has a list of them.
 func leaf(t reflect.Type) (words []string, is bool) {
-	if t == reflect.TypeFor[rule.Protocol]() {
+	if t == reflect.TypeFor[rule.Protocol]() || t == reflect.TypeFor[manifest.Schema]() {
 		return nil, true
 	}
 	switch t.Kind() {

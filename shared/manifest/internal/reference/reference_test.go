@@ -21,7 +21,7 @@ const root = "../../../../"
 func source(t *testing.T) []byte {
 	t.Helper()
 	var all []byte
-	for _, name := range []string{"manifest.go", "container.go"} {
+	for _, name := range []string{"manifest.go", "container.go", "tool.go"} {
 		b, err := os.ReadFile("../../" + name)
 		if err != nil {
 			t.Fatal(err)

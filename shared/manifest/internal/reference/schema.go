@@ -71,6 +71,8 @@ func of(t reflect.Type, said map[string]string) (schema, error) {
 		switch {
 		case t.Kind() == reflect.Bool:
 			return schema{"type": "boolean"}, nil
+		case t == reflect.TypeFor[manifest.Schema]():
+			return schema{"type": "object"}, nil
 		case words != nil:
 			return schema{"enum": words}, nil
 		case t == reflect.TypeFor[string](), t == reflect.TypeFor[manifest.Mode](), t == reflect.TypeFor[rule.Protocol]():
