@@ -18,7 +18,7 @@ import (
 )
 
 // tables are what is carried over from a store that is left, the most needed first.
-var tables = []string{"declaration", "ledger", "meta", "module", "outbox", "problem", "history", "drift"}
+var tables = []string{"declaration", "ledger", "meta", "module", "outbox", "problem", "history", "drift", "moment"}
 
 // Keep writes the store anew when its file was deleted or replaced under the running agent: what is open
 // would be gone with the process. It costs one stat where all is well.

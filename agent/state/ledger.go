@@ -107,11 +107,12 @@ type Batch struct {
 
 // staged is what the mirror has and the file not yet. It is bounded by what it is about.
 type staged struct {
-	put    map[string]Row
-	gone   map[string]bool
-	before map[string]report.Module
-	drift  []report.Drift
-	past   []Past
+	put     map[string]Row
+	gone    map[string]bool
+	before  map[string]report.Module
+	drift   []report.Drift
+	past    []Past
+	moments []Moment
 }
 
 // Done writes what became of intents, lazily: after a power cut they are found again by looking. Where
@@ -220,6 +221,7 @@ func (w *staged) forget(rows []Row) {
 
 // flush writes what is staged and what is offered. It holds mu.
 func (s *Store) flush(ctx context.Context) error {
+	s.release()
 	if s.staged == nil && s.offered == nil {
 		return nil
 	}
@@ -269,7 +271,7 @@ func (s *Store) putStaged(ctx context.Context, tx *sql.Tx) error {
 			return err
 		}
 	}
-	return nil
+	return putMoments(ctx, tx, w.moments)
 }
 
 // Intend writes intents that come with no declaration: of a repair, or of what could not be done before.

@@ -86,6 +86,7 @@ type Store struct {
 	dropped  uint64
 	problems lately[report.Problem]
 	drift    lately[report.Drift]
+	moments  moments
 	number   uint64
 	reserved uint64
 	tidy     func() error // what Close does first; nil for a reader
