@@ -124,7 +124,7 @@ func (p *planner) file(r *resource.Resource) {
 	what := ""
 	if sum != f.Sum {
 		if !p.ours(old, held, sum) {
-			p.fail(r.Module, p.held(r, st))
+			p.hold(r, p.held(r, st))
 			return
 		}
 		what = "content differs"
@@ -235,5 +235,14 @@ func (p *planner) held(r *resource.Resource, st file.State) error {
 	if st.Kind != like {
 		return refusal.Newf(p.what(r), "move it away, or declare another path", "a %s stands there (%s)", st.Kind, facts)
 	}
-	return refusal.New(p.what(r), "it is there and mesh did not put it there ("+facts+")", "move it away, or declare another path")
+	do := "move it away, or declare another path"
+	if r.Kind == resource.KindFile || r.Kind == resource.KindUnit {
+		do = p.takeIt(r) + ", " + do
+	}
+	return refusal.New(p.what(r), "it is there and mesh did not put it there ("+facts+")", do)
+}
+
+// takeIt is the command by which a held thing becomes mesh's.
+func (p *planner) takeIt(r *resource.Resource) string {
+	return fmt.Sprintf("compare, then take it: mesh-coordinator take %s %s", p.in.Node, r.Module)
 }

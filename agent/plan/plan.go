@@ -113,6 +113,8 @@ type Step struct {
 	Drift bool
 	// Retry: the unit failed by itself, and systemd has to be told to forget that before it starts.
 	Retry bool
+	// Fresh: the unit starts for something new, however it was before.
+	Fresh bool
 }
 
 // Name is the thing's path or name: the id without its kind.
@@ -215,7 +217,9 @@ type Plan struct {
 	Failed map[subject.Module]error
 	// Unknown are modules with something that could not be seen.
 	Unknown map[subject.Module]error
-	Found   []Finding
+	// Held are declared things that are there and not mesh's, and that could be taken (APP-9). Their modules failed.
+	Held  []*resource.Resource
+	Found []Finding
 }
 
 // Intents are the rows the ledger must hold before the first act.
@@ -237,6 +241,8 @@ type planner struct {
 	out    Plan
 	// changed are modules with a file to write, whose units cannot be taken as started with it.
 	changed map[subject.Module]bool
+	// failed are modules that failed for something else than a held thing.
+	failed map[subject.Module]bool
 	// altered are modules whose bundle is put right: what runs may run what was changed in it.
 	altered map[subject.Module]bool
 	reload  map[string]subject.Module // units whose files change, and whose they are
@@ -249,7 +255,7 @@ type planner struct {
 
 // New makes the plan.
 func New(in Input) Plan {
-	p := &planner{in: in, reload: map[string]subject.Module{}, stopped: map[string]string{}, replaced: map[string][]string{}, ledger: make(map[string]state.Row, len(in.Ledger)), changed: map[subject.Module]bool{},
+	p := &planner{in: in, reload: map[string]subject.Module{}, stopped: map[string]string{}, replaced: map[string][]string{}, ledger: make(map[string]state.Row, len(in.Ledger)), changed: map[subject.Module]bool{}, failed: map[subject.Module]bool{},
 		altered: map[subject.Module]bool{}, over: map[string]bool{},
 		out: Plan{Failed: map[subject.Module]error{}, Unknown: map[subject.Module]error{}}}
 	for _, r := range in.Ledger {
@@ -301,7 +307,8 @@ func (p *planner) dropFailed() {
 		return failed || unknown
 	}
 	p.out.Steps = slices.DeleteFunc(p.out.Steps, func(s Step) bool {
-		return drop(s.Module) && !s.Drift && !(s.Op == MakeDir && s.Want.Dir.Implied && !s.OverFile)
+		_, failed := p.out.Failed[s.Module]
+		return drop(s.Module) && !s.Drift && !(s.Op == MakeDir && s.Want.Dir.Implied && !s.OverFile) && !(s.Op == Pull && failed && !p.failed[s.Module])
 	})
 	maps.DeleteFunc(p.reload, func(unit string, m subject.Module) bool {
 		return drop(m) && !slices.ContainsFunc(p.out.Steps, func(s Step) bool { return s.Drift && s.Name() == unit })
@@ -408,4 +415,13 @@ func (p *planner) find(r *resource.Resource, what string) bool {
 	return repair
 }
 
-func (p *planner) fail(m subject.Module, err error) { p.out.Failed[m] = join(p.out.Failed[m], err) }
+func (p *planner) fail(m subject.Module, err error) {
+	p.out.Failed[m] = join(p.out.Failed[m], err)
+	p.failed[m] = true
+}
+
+// hold leaves a thing that is not mesh's alone, and its module with it, until somebody takes it.
+func (p *planner) hold(r *resource.Resource, err error) {
+	p.out.Failed[r.Module] = join(p.out.Failed[r.Module], err)
+	p.out.Held = append(p.out.Held, r)
+}

@@ -225,7 +225,11 @@ func (p *planner) noEngine(r *resource.Resource) {
 func (p *planner) container(r *resource.Resource) {
 	have, foreign := p.in.Observed.Containers[r.Container.Name]
 	if _, held := p.ledger[r.ID]; foreign && !held && have.Module != string(r.Module) {
-		p.fail(r.Module, refusal.New(p.what(r), "it is there and mesh did not put it there ("+have.Facts+")", "remove it, or declare another name"))
+		if have.Module != "" {
+			p.fail(r.Module, refusal.New(p.what(r), "it is the module "+have.Module+"'s ("+have.Facts+")", "declare another name"))
+			return
+		}
+		p.hold(r, refusal.New(p.what(r), "it is there and mesh did not put it there ("+have.Facts+")", p.takeIt(r)+", remove it, or declare another name"))
 		return
 	}
 	p.inOrder(r, true)

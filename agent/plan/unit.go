@@ -26,8 +26,12 @@ func (p *planner) unit(r *resource.Resource) {
 	u, have := r.Unit, p.in.Observed.Units[r.Unit.Name]
 	old, held := p.ledger[r.ID]
 	st := p.in.Observed.Paths[u.Path()]
-	if err := p.unitHeld(r, st, have, held); err != nil {
-		p.fail(r.Module, err)
+	if takeable, err := p.unitHeld(r, st, have, held); err != nil {
+		if takeable {
+			p.hold(r, err)
+		} else {
+			p.fail(r.Module, err)
+		}
 		return
 	}
 	text := p.unitText(r, st)
@@ -107,25 +111,25 @@ func (p *planner) settle(r *resource.Resource, steps []Step, done state.Row, mad
 	p.out.Steps = append(p.out.Steps, steps...)
 }
 
-// unitHeld refuses to touch a unit that is not mesh's.
-func (p *planner) unitHeld(r *resource.Resource, st file.State, have Unit, held bool) error {
+// unitHeld refuses to touch a unit that is not mesh's, and says whether it could be taken.
+func (p *planner) unitHeld(r *resource.Resource, st file.State, have Unit, held bool) (takeable bool, err error) {
 	u := r.Unit
 	switch {
 	case have.Load == "masked":
-		return refusal.New(p.what(r), "somebody masked it", "systemctl unmask "+u.Name)
+		return false, refusal.New(p.what(r), "somebody masked it", "systemctl unmask "+u.Name)
 	case st.Exists && st.Kind != file.File:
-		return p.held(r, st)
+		return false, p.held(r, st)
 	case held:
 		row := p.ledger[r.ID]
 		if st.Exists && !p.in.Observed.Marked[u.Path()] && !p.ours(row, held, sumOf(st)) {
-			return p.held(r, st)
+			return true, p.held(r, st)
 		}
 	case st.Exists && sumOf(st) != u.Sum && !p.in.Observed.Marked[u.Path()]:
-		return p.held(r, st)
+		return true, p.held(r, st)
 	case have.Load == "loaded" && have.Fragment != "" && have.Fragment != u.Path():
-		return refusal.New(p.what(r), "the machine has a unit of this name, "+have.Fragment, "choose another name")
+		return true, refusal.New(p.what(r), "the machine has a unit of this name, "+have.Fragment, p.takeIt(r)+", or choose another name")
 	}
-	return nil
+	return false, nil
 }
 
 // unitText says how the unit's file differs.

@@ -59,6 +59,9 @@ type Content struct {
 	Filter *Filter `json:"filter,omitempty"`
 	// Modules are sorted by name.
 	Modules []Module `json:"modules"`
+	// Takes are people's words about things of this machine that mesh did not put there, sorted by module, one a
+	// module (APP-10, APP-18). An agent that does not know the field refuses a declaration that has it.
+	Takes []Take `json:"takes,omitempty"`
 }
 
 // Drift is a node's policy for what was changed by hand.
@@ -165,7 +168,7 @@ func (d *Declaration) Check() error {
 			}
 		}
 	}
-	return nil
+	return checkTakes(d.Takes)
 }
 
 // AppendContent appends c's JSON to dst: deterministic, with the manifests' text spliced as it stands.
@@ -194,8 +197,18 @@ func AppendContent(dst []byte, c *Content) ([]byte, error) {
 		}
 		dst = appendModule(dst, &c.Modules[i])
 	}
-	return append(dst, `]}`...), nil
+	dst = append(dst, ']')
+	if len(c.Takes) > 0 {
+		dst = append(dst, `,"takes":`...)
+		if dst, err = appendJSON(dst, c.Takes); err != nil {
+			return nil, err
+		}
+	}
+	return append(dst, '}'), nil
 }
+
+// AppendModule appends m's JSON to dst, as it stands in a declaration.
+func AppendModule(dst []byte, m *Module) []byte { return appendModule(dst, m) }
 
 func appendModule(dst []byte, m *Module) []byte {
 	dst = append(dst, `{"name":`...)

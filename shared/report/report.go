@@ -21,6 +21,8 @@ const (
 	// maxFact bounds a fact of the machine, maxText a text for people: what is longer is cut.
 	maxFact = 256
 	maxText = 2 << 10
+	// MaxLog bounds in bytes the lines of a module.
+	MaxLog = 2 << 10
 )
 
 // Report is one word of a node.
@@ -51,6 +53,11 @@ type Report struct {
 	Converge *Converge `json:"converge,omitempty"`
 	// Drift is what was found changed by hand since the report before.
 	Drift []Drift `json:"drift,omitempty"`
+	// Held are things that modules declare, and that are there and not mesh's (APP-9); MoreHeld counts those left out.
+	Held     []Held `json:"held,omitempty"`
+	MoreHeld int    `json:"more_held,omitempty"`
+	// Taken is how the takes of this machine's things stand, by module (APP-10).
+	Taken []Take `json:"taken,omitempty"`
 	// Strays are things with mesh's mark that nothing declares any more.
 	Strays []string `json:"strays,omitempty"`
 	// FreeDisk is what is left on the file system of the agent's state, in bytes.
@@ -98,10 +105,11 @@ type State string
 
 // The states.
 const (
-	Running State = "running" // what should run runs, and what should be there is there
-	Pending State = "pending" // not reached yet
-	Broken  State = "failed"  // it could not be applied, or does not stay up
-	Unknown State = "unknown" // it cannot be seen; never called well (design §10, promise 6)
+	Running State = "running"   // what should run runs, and what should be there is there
+	Pending State = "pending"   // not reached yet
+	Broken  State = "failed"    // it could not be applied, or does not stay up
+	Unwell  State = "unhealthy" // it runs, and what asks for its health gets no good answer
+	Unknown State = "unknown"   // it cannot be seen; never called well (design §10, promise 6)
 )
 
 // Module is one module on this node.
@@ -114,6 +122,8 @@ type Module struct {
 	// Since is when State began, Unix milliseconds.
 	Since    int64 `json:"since,omitempty"`
 	Restarts int   `json:"restarts,omitempty"`
+	// Log is what a build that did not get well said last, in lines (APP-7).
+	Log string `json:"log,omitempty"`
 }
 
 // Profile is what the machine is (NOD-5).
@@ -217,6 +227,7 @@ func (r *Report) shorten() {
 	r.Apply.Refused = Shorten(r.Apply.Refused, maxText)
 	for i := range r.Modules {
 		r.Modules[i].Build, r.Modules[i].Detail = Cut(r.Modules[i].Build, maxFact), Cut(r.Modules[i].Detail, maxText)
+		r.Modules[i].Log = Cut(r.Modules[i].Log, MaxLog)
 	}
 	if r.Filter != nil {
 		r.Filter.Why = Cut(r.Filter.Why, maxText)
@@ -224,6 +235,7 @@ func (r *Report) shorten() {
 	}
 	r.Refusals.shorten()
 	r.Converge.shorten()
+	r.shortenHeld()
 	r.Exposed = Few(r.Exposed)
 	for i := range r.Problems {
 		r.Problems[i].Text = Cut(r.Problems[i].Text, maxText)

@@ -14,6 +14,8 @@ import (
 // Container is a container as the engine has it: the facts that a person compares before it is taken (APP-9).
 type Container struct {
 	Name string
+	// ID is the engine's, the same whatever its name becomes.
+	ID string
 	// Image is the ID of its image, ImageName by what name it was started.
 	Image, ImageName string
 	// Status is "running", "exited", "created" and so on.
@@ -25,6 +27,23 @@ type Container struct {
 	Networks, Ports, Mounts []string
 	// Unit is the systemd unit that owns it, where the engine knows.
 	Unit string
+	// Restart is its restart policy, AutoRemove whether it goes when it ends (--rm).
+	Restart    string
+	AutoRemove bool
+	// Volumes are the names of the volumes it mounts, with those that nobody named.
+	Volumes []string
+	// Command is by what it was made, where the engine keeps that (podman): there may be secrets in it.
+	Command []string
+}
+
+// Anonymous are those of its volumes that the engine named, and would remove with it.
+func (c Container) Anonymous() (names []string) {
+	for _, v := range c.Volumes {
+		if len(v) == 64 && strings.Trim(v, "0123456789abcdef") == "" {
+			names = append(names, v)
+		}
+	}
+	return names
 }
 
 // ErrNoContainer: the engine has no container of that name.
@@ -32,15 +51,16 @@ var ErrNoContainer = errors.New("no such container")
 
 // inspectFormat asks for what Container holds, and no more: of the whole answer only the end would fit.
 const inspectFormat = `{"image":{{json .Image}},"config":{{json .Config.Labels}},"created":{{json .Created}},"status":{{json .State.Status}},` +
-	`"ports":{{json .NetworkSettings.Ports}},"networks":{{json .NetworkSettings.Networks}},"mounts":{{json .Mounts}},"name":%s}`
+	`"ports":{{json .NetworkSettings.Ports}},"networks":{{json .NetworkSettings.Networks}},"mounts":{{json .Mounts}},"id":{{json .Id}},` +
+	`"restart":{{json .HostConfig.RestartPolicy.Name}},"remove":{{json .HostConfig.AutoRemove}},"name":%s,"command":%s}`
 
 // Inspect asks the engine about one container. It starts a process: it is for what files leave open.
 func (e *Engine) Inspect(ctx context.Context, name string) (Container, error) {
-	imageName := "{{json .ImageName}}"
+	imageName, command := "{{json .ImageName}}", "{{json .Config.CreateCommand}}"
 	if e.kind == Docker {
-		imageName = "{{json .Config.Image}}"
+		imageName, command = "{{json .Config.Image}}", "null"
 	}
-	exit, out, err := e.try(ctx, "inspect-"+name, "container", "inspect", "--format", fmt.Sprintf(inspectFormat, imageName), name)
+	exit, out, err := e.try(ctx, "inspect-"+name, "container", "inspect", "--format", fmt.Sprintf(inspectFormat, imageName, command), name)
 	switch {
 	case err != nil:
 		return Container{}, err
@@ -56,6 +76,10 @@ func (e *Engine) Inspect(ctx context.Context, name string) (Container, error) {
 
 func parseContainer(out string) (Container, error) {
 	var f struct {
+		ID       string            `json:"id"`
+		Restart  string            `json:"restart"`
+		Remove   bool              `json:"remove"`
+		Command  []string          `json:"command"`
 		Image    string            `json:"image"`
 		Labels   map[string]string `json:"config"`
 		Created  string            `json:"created"`
@@ -78,7 +102,8 @@ func parseContainer(out string) (Container, error) {
 	if err := json.NewDecoder(strings.NewReader(out[from:])).Decode(&f); err != nil {
 		return Container{}, fmt.Errorf("inspect a container: %w", err)
 	}
-	c := Container{Image: "sha256:" + strings.TrimPrefix(f.Image, "sha256:"), ImageName: f.Name, Status: f.Status, Labels: f.Labels, Unit: f.Labels["PODMAN_SYSTEMD_UNIT"]}
+	c := Container{Image: "sha256:" + strings.TrimPrefix(f.Image, "sha256:"), ImageName: f.Name, Status: f.Status, Labels: f.Labels, Unit: f.Labels["PODMAN_SYSTEMD_UNIT"],
+		ID: f.ID, Restart: f.Restart, AutoRemove: f.Remove, Command: f.Command}
 	if t, err := time.Parse(time.RFC3339Nano, f.Created); err == nil {
 		c.Created = t.UTC()
 	}
@@ -98,6 +123,7 @@ func parseContainer(out string) (Container, error) {
 		what := m.Source + " at " + m.Destination
 		if m.Type == "volume" {
 			what = "volume " + m.Name + " at " + m.Destination
+			c.Volumes = append(c.Volumes, m.Name)
 		}
 		if !m.RW {
 			what += ", read only"
