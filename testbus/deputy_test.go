@@ -15,6 +15,7 @@ import (
 
 	"mesh/shared/bus"
 	"mesh/shared/grant"
+	"mesh/shared/membership"
 	"mesh/shared/subject"
 	"mesh/shared/verb"
 	"mesh/testbus"
@@ -32,6 +33,10 @@ var (
 	showTool     = subject.NodeTool(subject.NodeEngine, "show", "n2")
 	ownDirectGet = subject.DirectGet(subject.Declarations, subject.Declaration("n1"))
 	ownChunk     = subject.DirectGet(subject.Artifacts, subject.Chunk(mine, 0))
+	// notes on n1 is the attacker among the instances, store on n2 the one that answers.
+	notesOf = membership.Make(membership.Of{Mesh: "m", Node: "n1", Module: "notes", Tools: []subject.Verb{"list"}, Events: []subject.Event{"added"},
+		Invokes: []membership.Reach{"module:store.put", "seat:mesh-controller.status"}, Plain: true})
+	storeOf = membership.Make(membership.Of{Mesh: "m", Node: "n2", Module: "store", Tools: []subject.Verb{"put"}, Events: []subject.Event{"kept"}, Plain: true})
 )
 
 // world is a bus with something in every stream, and eyes on what must not change.
@@ -47,8 +52,8 @@ type world struct {
 func newWorld(t *testing.T, oneAccount bool) *world {
 	t.Helper()
 	asker := testbus.NodeAsker("ada", "show")
-	asker.Verbs = []subject.Verb{"status"}
-	w := &world{b: testbus.Start(t, testbus.Node("n1", mine), testbus.Node("n2", theirs), asker, testbus.Invitation("inv1"))}
+	asker.Verbs, asker.EveryTool = []subject.Verb{"status"}, true
+	w := &world{b: testbus.Start(t, testbus.Node("n1", mine), testbus.Node("n2", theirs), asker, testbus.Invitation("inv1"), testbus.Instance(notesOf), testbus.Instance(storeOf))}
 	w.core = w.b.Connect(t, "coordinator")
 	if oneAccount {
 		w.b.Edit(t, func(u *grant.User) {
@@ -81,7 +86,13 @@ func newWorld(t *testing.T, oneAccount bool) *world {
 	if err := n2.Publish(bounded(t), subject.Report("n2"), []byte("of n2"), "n2-first"); err != nil {
 		t.Fatal(err)
 	}
+	for self, text := range map[string]string{notesOf.Self: "{}", storeOf.Self: "of store"} {
+		if err := w.core.Publish(bounded(t), self, []byte(text), ""); err != nil {
+			t.Fatal(err)
+		}
+	}
 	w.listen(t, n2)
+	w.serve(t)
 	return w
 }
 
@@ -138,13 +149,29 @@ func (w *world) listen(t *testing.T, n2 *bus.Conn) {
 	}
 }
 
+// serve has the store echo, as any module's program may: its library need not look where an answer goes.
+func (w *world) serve(t *testing.T) {
+	t.Helper()
+	store := w.b.Connect(t, "instance-n2.store")
+	for _, v := range storeOf.Serves {
+		for at, queue := range map[string]string{v.At: "", v.Plain: v.Queue} {
+			if _, err := store.NATS().QueueSubscribe(at, queue, func(m *nats.Msg) { _ = m.Respond(m.Data) }); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := store.NATS().FlushTimeout(5 * time.Second); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // state is what no attack may change, in words. What n1 may do itself is left out.
 func (w *world) state(t *testing.T) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	var out []string
-	for _, name := range []subject.Stream{subject.Declarations, subject.Control, subject.Artifacts, subject.Events} {
+	for _, name := range []subject.Stream{subject.Declarations, subject.Control, subject.Artifacts, subject.Events, subject.Assignments} {
 		s, err := w.js.Stream(ctx, string(name))
 		if err != nil {
 			out = append(out, fmt.Sprintf("%s: %v", name, err))
@@ -155,7 +182,7 @@ func (w *world) state(t *testing.T) string {
 			t.Fatal(err)
 		}
 		for _, sub := range slices.Sorted(maps.Keys(in.State.Subjects)) {
-			if sub == subject.Report("n1") {
+			if sub == subject.Report("n1") || sub == notesOf.Says[0].At {
 				continue
 			}
 			m, err := s.GetLastMsgForSubject(ctx, sub)
@@ -238,6 +265,10 @@ func attacks() []attack {
 		"mesh.seat.node-engine.tool.restart.n2":       "asked",
 		"mesh.enrol.inv2":                             "heard",
 		"mesh.module.notes.event.x.n2":                "stored",
+		"mesh.module.store.event.kept.n2":             "stored",
+		storeOf.Self:                                  "stored",
+		"mesh.module.store.tool.put.n2":               "asked",
+		"mesh.serve.module.store.tool.put.n2":         "asked",
 		"_R_.abc":                                     "",
 		"_INBOX.node-n2.x":                            "",
 		"$JS.ACK.CONTROL.coordinator.1.1.1.1.1":       "",
@@ -256,6 +287,11 @@ func attacks() []attack {
 		out = append(out, aimed("operator-ada", subject.Chunk(mine, 0), "{}", target, kind == "stored" || kind == "heard"))
 		// A machine's verb, and discovery, which many may answer.
 		out = append(out, aimed("operator-ada", showTool, "{}", target, false), aimed("operator-ada", "$SRV.PING", "{}", target, false))
+		// Instances ask each other, a stream and the coordinator; people ask instances.
+		for _, ask := range []string{"mesh.module.store.tool.put", "mesh.module.store.tool.put.n2", statusTool, notesOf.Says[0].At, subject.DirectGet(subject.Assignments, notesOf.Self)} {
+			out = append(out, aimed("instance-n1.notes", ask, "{}", target, false))
+		}
+		out = append(out, aimed("operator-ada", "mesh.module.store.tool.put.n2", "{}", target, false))
 		// Nobody answers a heartbeat.
 		out = append(out, aimed("node-n1", subject.Heartbeat("n1"), "{}", target, false))
 	}
@@ -278,7 +314,7 @@ func headers() []attack {
 		"trace to a heartbeat": {"Nats-Trace-Dest": {subject.Heartbeat("n2")}, "Nats-Trace-Only": {"true"}},
 		"forged stream":        {"Nats-Stream": {"DECLARATIONS"}, "Nats-Subject": {subject.Declaration("n2")}, "Nats-Sequence": {"1"}},
 	} {
-		for as, sub := range map[string]string{"node-n1": subject.Report("n1"), "operator-ada": subject.Chunk(mine, 0)} {
+		for as, sub := range map[string]string{"node-n1": subject.Report("n1"), "operator-ada": subject.Chunk(mine, 0), "instance-n1.notes": notesOf.Says[0].At} {
 			out = append(out, attack{as + " publishes with the header: " + name, as, func(t *testing.T, c *bus.Conn) {
 				t.Helper()
 				m := nats.NewMsg(sub)

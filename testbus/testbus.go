@@ -23,6 +23,7 @@ import (
 	"mesh/shared/clock"
 	"mesh/shared/credential"
 	"mesh/shared/grant"
+	"mesh/shared/membership"
 	"mesh/shared/subject"
 )
 
@@ -33,6 +34,7 @@ type Bus struct {
 	Authority *credential.Authority
 
 	people []grant.Principal
+	seats  []grant.Seat
 	seeds  map[string]credential.Seed
 }
 
@@ -59,6 +61,14 @@ func NodeAsker(name string, verbs ...subject.Verb) grant.Principal {
 func Invitation(id string) grant.Principal {
 	return grant.Principal{Kind: grant.Invitation, Name: id}
 }
+
+// Instance is a module on a machine, with what m says it is on the bus.
+func Instance(m *membership.Membership) grant.Principal {
+	return grant.Principal{Kind: grant.Instance, Name: string(m.Module), Membership: m}
+}
+
+// Serve has these seats' verbs served by instances, from the next change of the list on.
+func (b *Bus) Serve(seats ...grant.Seat) { b.seats = seats }
 
 // Start starts a server that knows the coordinator and people, and asserts the mesh's streams.
 // A principal without a key gets one.
@@ -139,6 +149,7 @@ func (b *Bus) list(t testing.TB) grant.List {
 	if err != nil || len(left) > 0 {
 		t.Fatalf("compose the user list: %v, left out %v", err, left)
 	}
+	l.Seats = b.seats
 	return l
 }
 

@@ -25,6 +25,7 @@ import (
 	"mesh/shared/credential"
 	"mesh/shared/declaration"
 	"mesh/shared/grant"
+	"mesh/shared/subject"
 )
 
 const (
@@ -204,7 +205,7 @@ func (b *Broker) Stop(ctx context.Context) error {
 // from a short text, since only the parser builds imports; users are values.
 func (b *Broker) options(list grant.List) (*server.Options, error) {
 	opts := &server.Options{}
-	if err := opts.ProcessConfigString(accountsText()); err != nil {
+	if err := opts.ProcessConfigString(accountsText(list.Seats)); err != nil {
 		return nil, fmt.Errorf("accounts: %w", err)
 	}
 	opts.ServerName = "mesh"
@@ -330,9 +331,9 @@ func (b *Broker) listen(opts *server.Options) error {
 }
 
 // accountsText is the accounts with their exports and imports, as the server's configuration has them.
-func accountsText() string {
+func accountsText(seats []grant.Seat) string {
 	exports, imports := map[grant.Account]string{}, map[grant.Account]string{}
-	for _, e := range grant.Exports() {
+	for _, e := range grant.Exports(seats...) {
 		kind, more, share := "service", "", ""
 		if e.Stream {
 			kind = "stream"
@@ -343,9 +344,13 @@ func accountsText() string {
 		if e.Share {
 			share = ", share: true"
 		}
-		exports[e.From] += fmt.Sprintf("{%s: %q%s}\n", kind, e.Subject, more)
+		at, local := e.Subject, ""
+		if e.Served {
+			at, local = subject.Served(e.Subject), fmt.Sprintf(", to: %q", e.Subject)
+		}
+		exports[e.From] += fmt.Sprintf("{%s: %q%s}\n", kind, at, more)
 		for _, to := range e.To {
-			imports[to] += fmt.Sprintf("{%s: {account: %s, subject: %q}%s}\n", kind, e.From, e.Subject, share)
+			imports[to] += fmt.Sprintf("{%s: {account: %s, subject: %q}%s%s}\n", kind, e.From, at, local, share)
 		}
 	}
 	var b strings.Builder

@@ -53,6 +53,7 @@ func Streams(replicas int, room ...int64) []jetstream.StreamConfig {
 	}
 	return []jetstream.StreamConfig{
 		last(subject.Declarations, "the signed declaration of each node", subject.Declaration(subject.Each)),
+		last(subject.Assignments, "the membership of each instance", subject.Membership(subject.Each, "*")),
 		artifacts,
 		{
 			Name: string(subject.Control), Description: "what only the coordinator reads", Subjects: []string{subject.Report(subject.Each)},

@@ -21,6 +21,8 @@ import (
 	"slices"
 
 	"mesh/shared/credential"
+	"mesh/shared/engine"
+	"mesh/shared/membership"
 	"mesh/shared/subject"
 )
 
@@ -33,6 +35,8 @@ const (
 	Node        Kind = "node"
 	Operator    Kind = "operator"
 	Invitation  Kind = "invitation"
+	// Instance is a module on a machine; its membership is what it may.
+	Instance Kind = "instance"
 )
 
 // Account is a room of its own on the bus: what is said in one is not heard in another.
@@ -57,8 +61,19 @@ type Principal struct {
 	Verbs []subject.Verb
 	// OnNodes are the verbs of node seats that an operator may ask, of every machine.
 	OnNodes []OnNode
+	// OfModules are the verbs of modules that an operator may ask; EveryTool lets it ask all of them.
+	OfModules []OfModule
+	EveryTool bool
 	// Upload lets an operator put artifacts on the bus.
 	Upload bool
+	// Membership is an instance's: its rights are derived from it and from nothing else (MEM-1).
+	Membership *membership.Membership
+}
+
+// OfModule is a verb of a module.
+type OfModule struct {
+	Module subject.Module
+	Verb   subject.Verb
 }
 
 // OnNode is a verb of a node seat.
@@ -69,8 +84,11 @@ type OnNode struct {
 
 // Label names p in its inbox prefix.
 func (p Principal) Label() string {
-	if p.Kind == Coordinator {
+	switch {
+	case p.Kind == Coordinator:
 		return string(Coordinator)
+	case p.Kind == Instance && p.Membership != nil:
+		return membership.Label(p.Membership.Node, p.Membership.Module)
 	}
 	return string(p.Kind) + "-" + p.Name
 }
@@ -85,10 +103,13 @@ const none = "mesh.none"
 const (
 	// artifactUpload covers what an uploader writes.
 	artifactUpload = "mesh.artifact.*.*"
-	// meshVerbs and nodeVerbs cover the verbs of mesh seats and of node seats: the latter have the node as
-	// one more token, so that neither covers the other.
-	meshVerbs = "mesh.seat.*.tool.*"
+	// nodeVerbs covers the verbs of node seats: they have the node as one token more than those of mesh seats.
 	nodeVerbs = "mesh.seat.*.tool.*.*"
+	// moduleVerbs and moduleVerbsOn cover the verbs of modules, at their plain addresses and at one machine's.
+	moduleVerbs   = "mesh.module.*.tool.*"
+	moduleVerbsOn = "mesh.module.*.tool.*.*"
+	// moduleEvents covers what modules say.
+	moduleEvents = "mesh.module.*.event.*.*"
 	// answers are those to askers in other accounts; static, a reload must not lose one (facts/bus.md §0).
 	answers = "_R_.>"
 )
@@ -99,7 +120,7 @@ var discover = [...]string{"$SRV.*", "$SRV.*.*", "$SRV.*.*.*"}
 
 // For derives p's rights.
 func For(p Principal) (Rights, error) {
-	if p.Kind != Coordinator {
+	if p.Kind != Coordinator && p.Kind != Instance {
 		if err := subject.Check(string(p.Kind), p.Name); err != nil {
 			return Rights{}, err
 		}
@@ -113,6 +134,8 @@ func For(p Principal) (Rights, error) {
 			"mesh.seat." + string(subject.Controller) + ".event.>",
 			answers,
 			nodeVerbs, // it asks machines, too: the doctor does
+			moduleVerbs, moduleVerbsOn,
+			subject.Membership(subject.Each, "*"),
 		}
 		r.Publish = append(r.Publish, discover[:]...)
 		r.Subscribe = append(r.Subscribe,
@@ -143,12 +166,26 @@ func For(p Principal) (Rights, error) {
 			}
 			r.Publish = append(r.Publish, subject.NodeTool(v.Seat, v.Verb, subject.Each))
 		}
+		for _, v := range p.OfModules {
+			if err := errors.Join(subject.Check("module", string(v.Module)), subject.Check("verb", string(v.Verb))); err != nil {
+				return Rights{}, err
+			}
+			r.Publish = append(r.Publish, subject.ModuleTool(v.Module, v.Verb), subject.ModuleToolOn(v.Module, v.Verb, subject.Each))
+		}
+		if p.EveryTool {
+			r.Publish = append(r.Publish, moduleVerbs, moduleVerbsOn)
+		}
 		if p.Upload {
 			r.Publish = append(r.Publish, artifactUpload)
 		}
 		r.Publish = append(r.Publish, discover[:]...)
 	case Invitation:
 		r.Publish = []string{subject.Enrol(p.Name)}
+	case Instance:
+		var err error
+		if r, err = instance(p.Membership); err != nil {
+			return Rights{}, err
+		}
 	default:
 		return Rights{}, fmt.Errorf("no rights are known for a principal of kind %q", p.Kind)
 	}
@@ -185,11 +222,20 @@ type Export struct {
 	Share bool
 	// Many says that several may answer one ask; otherwise the first answer is the only one.
 	Many bool
+	// Served says that who offers it subscribes under the subject.Served name.
+	Served bool
+}
+
+// Seat is a seat whose verbs instances serve: its asks come into FLEET.
+type Seat struct {
+	Name    subject.Seat
+	PerNode bool
 }
 
 // Exports join the accounts. A subject that is not here does not cross.
-func Exports() []Export {
+func Exports(seats ...Seat) []Export {
 	fleet, people, both := []Account{Fleet}, []Account{People}, []Account{Fleet, People}
+	askers, all := []Account{Core, People}, []Account{Core, Fleet, People}
 	out := []Export{
 		{Subject: subject.Declaration(subject.Each), From: Core, To: fleet, Stream: true},
 		{Subject: subject.DirectGet(subject.Declarations, subject.Declaration(subject.Each)), From: Core, To: fleet},
@@ -198,13 +244,27 @@ func Exports() []Export {
 		{Subject: subject.Heartbeat(subject.Each), From: Core, To: fleet},
 		{Subject: artifactUpload, From: Core, To: both},
 		{Subject: subject.Enrol("*"), From: Core, To: fleet, Share: true},
-		{Subject: meshVerbs, From: Core, To: both, Share: true},
-		{Subject: nodeVerbs, From: Fleet, To: []Account{Core, People}, Share: true},
+		{Subject: subject.Tool(subject.Controller, "*"), From: Core, To: both, Share: true},
+		{Subject: subject.Membership(subject.Each, "*"), From: Core, To: fleet, Stream: true},
+		{Subject: subject.DirectGet(subject.Assignments, subject.Membership(subject.Each, "*")), From: Core, To: fleet},
+		{Subject: moduleEvents, From: Core, To: fleet},
+		{Subject: moduleVerbs, From: Fleet, To: all, Share: true, Served: true},
+		{Subject: moduleVerbsOn, From: Fleet, To: all, Share: true, Served: true},
+	}
+	for _, s := range engine.Seats() {
+		out = append(out, Export{Subject: subject.NodeTool(s, "*", subject.Each), From: Fleet, To: askers, Share: true})
+	}
+	for _, s := range seats {
+		verbs, events := subject.Tool(s.Name, "*"), subject.SeatEvent(s.Name, "*", "")
+		if s.PerNode {
+			verbs, events = subject.NodeTool(s.Name, "*", subject.Each), subject.SeatEventOn(s.Name, "*", subject.Each)
+		}
+		out = append(out, Export{Subject: verbs, From: Fleet, To: all, Share: true, Served: true}, Export{Subject: events, From: Core, To: fleet})
 	}
 	// Discovery is answered by each who serves the name. What is asked of everybody reaches FLEET and CORE,
 	// what is asked of a name the one account where it is served.
 	for _, s := range discover {
-		out = append(out, Export{Subject: s, From: Fleet, To: []Account{Core, People}, Many: true})
+		out = append(out, Export{Subject: s, From: Fleet, To: askers, Many: true})
 	}
 	for _, s := range subject.Discovery(string(subject.Controller), string(subject.Controller)) {
 		out = append(out, Export{Subject: s, From: Core, To: people, Many: true})
@@ -220,8 +280,12 @@ type User struct {
 	Rights
 }
 
-// List is the composed user list, sorted by key.
-type List struct{ Users []User }
+// List is the composed user list, sorted by key, with the seats that instances serve.
+type List struct {
+	Users []User
+	// Seats are sorted by name.
+	Seats []Seat
+}
 
 // Left is a principal that is not on the list, and why.
 type Left struct {
@@ -270,7 +334,7 @@ func Compose(ps []Principal) (List, []Left, error) {
 		}
 		l.Users = append(l.Users, User{p.Key, p.Label(), account, r})
 	}
-	kinds := []Kind{Coordinator, Operator, Node, Invitation}
+	kinds := []Kind{Coordinator, Operator, Node, Instance, Invitation}
 	for _, k := range kinds {
 		for i := range ps {
 			if ps[i].Kind == k {
@@ -303,6 +367,10 @@ func (l List) Digest() string {
 		b = binary.BigEndian.AppendUint32(b, uint32(len(s)))
 		b = append(b, s...)
 	}
+	for _, s := range l.Seats {
+		b = fmt.Appendf(b, "seat %s %v\n", s.Name, s.PerNode)
+	}
+	h.Write(b)
 	for _, u := range l.Users {
 		b = b[:0]
 		add(u.Key)

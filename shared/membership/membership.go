@@ -41,10 +41,10 @@ type Verb struct {
 	Name subject.Verb `json:"name"`
 	// Seat is the seat the verb belongs to; empty: it is the module's own.
 	Seat subject.Seat `json:"seat,omitempty"`
-	// At is a subject of this instance's alone; empty for a verb of a mesh seat.
+	// At is to be subscribed: asks of this instance alone come there. Empty for a verb of a mesh seat.
 	At string `json:"at,omitempty"`
-	// Plain is the address without a machine, to be subscribed in Queue; empty while another instance could be
-	// meant.
+	// Plain is to be subscribed in Queue: asks that name no machine come there. Empty while another instance
+	// could be meant.
 	Plain string `json:"plain,omitempty"`
 	Queue string `json:"queue,omitempty"`
 }
@@ -138,9 +138,9 @@ func Make(o Of) *Membership {
 	m := &Membership{Format: Format, Mesh: o.Mesh, Node: o.Node, Module: o.Module,
 		Inbox: subject.Inbox(Label(o.Node, o.Module)), Self: subject.Membership(o.Node, o.Module)}
 	for _, v := range sorted(o.Tools) {
-		verb := Verb{Name: v, At: subject.ModuleToolOn(o.Module, v, o.Node)}
+		verb := Verb{Name: v, At: subject.Served(subject.ModuleToolOn(o.Module, v, o.Node))}
 		if o.Plain {
-			verb.Plain, verb.Queue = subject.ModuleTool(o.Module, v), string(o.Module)
+			verb.Plain, verb.Queue = subject.Served(subject.ModuleTool(o.Module, v)), string(o.Module)
 		}
 		m.Serves = append(m.Serves, verb)
 	}
@@ -160,9 +160,9 @@ func Make(o Of) *Membership {
 
 func (m *Membership) hold(s Seat) {
 	for _, v := range sorted(s.Verbs) {
-		verb := Verb{Name: v, Seat: s.Name, Plain: subject.Tool(s.Name, v), Queue: string(s.Name)}
+		verb := Verb{Name: v, Seat: s.Name, Plain: subject.Served(subject.Tool(s.Name, v)), Queue: string(s.Name)}
 		if s.PerNode {
-			verb = Verb{Name: v, Seat: s.Name, At: subject.NodeTool(s.Name, v, m.Node)}
+			verb = Verb{Name: v, Seat: s.Name, At: subject.Served(subject.NodeTool(s.Name, v, m.Node))}
 		}
 		m.Serves = append(m.Serves, verb)
 	}
@@ -184,11 +184,11 @@ func reach(o Of, r Reach) Ask {
 	v := subject.Verb(verb)
 	switch {
 	case module != "":
-		return Ask{What: r, At: subject.Via(subject.ModuleTool(module, v)), On: subject.Via(subject.ModuleToolOn(module, v, subject.Each))}
+		return Ask{What: r, At: subject.ModuleTool(module, v), On: subject.ModuleToolOn(module, v, subject.Each)}
 	case o.PerNode != nil && o.PerNode(seat):
-		return Ask{What: r, At: subject.Via(subject.NodeTool(seat, v, o.Node))}
+		return Ask{What: r, At: subject.NodeTool(seat, v, o.Node)}
 	}
-	return Ask{What: r, At: subject.Via(subject.Tool(seat, v))}
+	return Ask{What: r, At: subject.Tool(seat, v)}
 }
 
 func sorted[T ~string](all []T) []T {

@@ -157,9 +157,10 @@ func SeatEventOn(s Seat, e Event, n Node) string { return SeatEvent(s, e, string
 // Work is where asks wait for a holder of s (stream WORK-<seat>).
 func Work(s Seat) string { return "mesh.seat." + string(s) + ".work" }
 
-// Via is where an instance asks what is served at sub: it is in one account with those who serve, and the
-// bus only says who asks, and keeps an answer from being aimed, where an ask goes through an import.
-func Via(sub string) string { return "mesh.via" + strings.TrimPrefix(sub, "mesh") }
+// Served is where an instance subscribes for what is asked at sub. They differ because instances ask each
+// other inside one account: the bus names the caller, and keeps an answer from being aimed, where an ask goes
+// through an import, and it takes an import of a name to itself for a cycle.
+func Served(sub string) string { return "mesh.serve" + strings.TrimPrefix(sub, "mesh") }
 
 // Discovery are the subjects at which who serves name as instance id is asked for PING, INFO and STATS: of
 // everybody, of the name, of the instance (NATS ADR-32). The first three are written out: a right to
