@@ -128,6 +128,7 @@ type Agent struct {
 	journal *journal.Reader
 	serve   *serve.Server
 	pieces  *diagnose.Pieces
+	keys    *keyring
 
 	made atomic.Uint64 // the number of the last report; 0 before the first of this life
 
@@ -165,7 +166,7 @@ func Run(ctx context.Context, cfg Config) (err error) {
 			err = nil // told to stop while it started
 		}
 	}()
-	a := &Agent{cfg: cfg, emptied: make(chan struct{}, 1), calls: make(chan func(*waiting)), resting: make(chan struct{}), node: subject.Node(cfg.Credential.Name), boot: bootID(), me: report.Agent{Version: version.String()}}
+	a := &Agent{cfg: cfg, emptied: make(chan struct{}, 1), calls: make(chan func(*waiting)), resting: make(chan struct{}), node: subject.Node(cfg.Credential.Name), boot: bootID(), me: report.Agent{Version: version.String()}, keys: newKeyring(cfg.Credential)}
 	release, err := lock(cfg.Dir)
 	if err != nil {
 		return err
@@ -242,8 +243,8 @@ func (a *Agent) probe(ctx context.Context) error { return bus.Probe(ctx, a.optio
 
 func (a *Agent) engineConfig() apply.Config {
 	c := apply.Config{
-		Store: a.store, Node: a.node, Mesh: a.cfg.Credential.Mesh, Verifier: a.cfg.Credential.Signer, Curve: a.cfg.Credential.Curve,
-		Root: a.cfg.Root, BundleDir: filepath.Join(a.cfg.Dir, "bundles"), Host: a.machine.Host, Fetch: a.link.Fetch, Offer: a.offers(),
+		Store: a.store, Node: a.node, Mesh: a.cfg.Credential.Mesh, Verifier: a.cfg.Credential.Signer, Curve: a.cfg.Credential.Curve, Instance: a.keys.seed,
+		Root: a.cfg.Root, BundleDir: filepath.Join(a.cfg.Dir, "bundles"), Host: a.machine.Host, Fetch: a.link.Fetch, Offer: a.offers(), Journal: a.lastLines,
 		Clock: a.cfg.Clock, Rand: a.cfg.Rand, Log: a.cfg.Log, Workers: a.cfg.Workers, FailPoint: a.cfg.FailPoint,
 	}
 	if a.machine.Filter != nil {

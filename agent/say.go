@@ -125,6 +125,7 @@ func (a *Agent) compose(ctx context.Context) report.Report {
 	r.Uplinks, r.Tunnel = s.Uplinks, strings.Join(s.Tunnel, ",")
 	r.Filter, r.Refusals, r.Exposed = filterWords(a.declaredFilter(), s), a.refuses, report.Few(a.exposed)
 	r.Converge = a.converge()
+	r.Keys = a.instanceKeys()
 	var err error
 	if r.Dropped, err = a.store.Dropped(ctx); err == nil {
 		r.Problems, err = a.store.Problems(ctx, lastProblems)

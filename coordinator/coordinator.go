@@ -24,6 +24,7 @@ import (
 	"mesh/coordinator/compose"
 	"mesh/coordinator/enrol"
 	"mesh/coordinator/hear"
+	"mesh/coordinator/issue"
 	"mesh/coordinator/keys"
 	"mesh/coordinator/push"
 	"mesh/coordinator/records"
@@ -78,6 +79,7 @@ type Coordinator struct {
 	conn    *bus.Conn
 	users   *userList
 	push    *push.Engine
+	issue   *issue.Issuer
 	hear    *hear.Hearer
 	door    *enrol.Door
 	keeper  *artifact.Keeper
@@ -184,7 +186,15 @@ func (c *Coordinator) parts(mesh records.Mesh) (err error) {
 	if c.push, err = push.New(push.Config{Conn: c.conn, Records: c.records, Known: c.records.Known, Clock: c.cfg.Clock, Log: c.cfg.Log}); err != nil {
 		return err
 	}
-	heard := func(x records.Heard, r *report.Report) { c.push.Heard(x.Node, r.Apply) }
+	if c.issue, err = issue.New(c.conn); err != nil {
+		return err
+	}
+	heard := func(x records.Heard, r *report.Report) {
+		c.push.Heard(x.Node, r.Apply)
+		if x.Keyed { // an instance may come in now
+			c.users.Kick()
+		}
+	}
 	beat := func(n subject.Node, b report.Heartbeat) {
 		if !c.push.Follows(n) {
 			return
@@ -214,7 +224,7 @@ func (c *Coordinator) parts(mesh records.Mesh) (err error) {
 	if c.keeper, err = artifact.New(artifact.Config{Conn: c.conn, Records: c.records, Clock: c.cfg.Clock, Log: c.cfg.Log}); err != nil {
 		return err
 	}
-	c.verbs, err = verbs.New(verbs.Config{Conn: c.conn, Records: c.records, Composer: c.compose, Push: c.push, Hear: c.hear, Artifacts: c.keeper, Users: c.users,
+	c.verbs, err = verbs.New(verbs.Config{Conn: c.conn, Records: c.records, Composer: c.compose, Push: c.push, Issuer: c.issue, Hear: c.hear, Artifacts: c.keeper, Users: c.users,
 		Clock: c.cfg.Clock, Log: c.cfg.Log, Version: c.cfg.Version, Served: tell("verbs")})
 	return err
 }

@@ -18,6 +18,8 @@ const (
 	reloadPause = time.Second
 	// lookEvery is how often the list is composed without a reason to: invitations end by themselves.
 	lookEvery = time.Minute
+	// mostLeft is how many of those left out are named at once.
+	mostLeft = 20
 )
 
 // userList keeps the bus's user list as the records say: at once after a change, then at most one reload
@@ -145,9 +147,12 @@ func (u *userList) list(ctx context.Context) (grant.List, uint64, error) {
 	if err != nil {
 		return grant.List{}, 0, err
 	}
-	words := make([]string, len(left))
-	for i, l := range left {
-		words[i] = fmt.Sprintf("%s: %s", l.Principal, l.Why)
+	var words []string
+	for _, l := range left[:min(len(left), mostLeft)] {
+		words = append(words, fmt.Sprintf("%s: %s", l.Principal, l.Why))
+	}
+	if n := len(left) - len(words); n > 0 {
+		words = append(words, fmt.Sprintf("and %d more", n))
 	}
 	if text := strings.Join(words, "; "); text != u.left {
 		u.left = text

@@ -81,6 +81,8 @@ type Config struct {
 	Verifier credential.Verifier
 	// Curve opens the secrets sealed to this node.
 	Curve credential.Seed
+	// Instance is the key of the machine's instance of a module; nil for none.
+	Instance func(subject.Module) (credential.Seed, error)
 	// Root is where declared paths begin, "/" on a machine.
 	Root string
 	// BundleDir is where bundles are unpacked: an absolute path of its own, not below Root.

@@ -38,6 +38,7 @@ func (e *Engine) look(ctx context.Context, w *work, manifests []manifest.Manifes
 		Open: func(m subject.Module, key string, s credential.Sealed) (string, error) {
 			return s.Open(e.cfg.Curve, e.cfg.Node, m, key)
 		},
+		Instance: e.cfg.Instance,
 	})
 	e.boxed = containerUnits(w.resources)
 	if err := e.observe(ctx, w); err != nil {

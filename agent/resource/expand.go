@@ -50,6 +50,11 @@ func (k *Decoder) Decode(d *declaration.Declaration) ([]manifest.Manifest, error
 		} else {
 			err = strict.Decode(m.Manifest, &out[i])
 		}
+		if err == nil && len(m.Membership) > 0 {
+			if err := checkMembership(d, m); err != nil {
+				return nil, refusal.Because(err, "a declaration", fmt.Sprintf("modules[%d].membership (module %s): %v", i, m.Name, err), "push again from the coordinator, or upgrade the agent on this machine")
+			}
+		}
 		if err == nil {
 			if size += len(m.Manifest); size <= maxKnown {
 				known[sum] = out[i]
@@ -90,6 +95,9 @@ type Input struct {
 	Machine Machine
 	// Engine is how units name the container engine.
 	Engine Engine
+	// Instance is the key of this machine's instance of a module; it may be asked often. nil when no module has
+	// anything to do on the bus.
+	Instance func(module subject.Module) (credential.Seed, error)
 	// BundleDir is where bundles are unpacked, each in a folder named by its digest.
 	BundleDir string
 	// Passed are manifests that need not be held against the rules again; nil for none.
@@ -111,7 +119,7 @@ type expanded struct {
 
 // of expands m, unless it did.
 func (x Expanded) of(in Input, m *declaration.Module, plain *manifest.Manifest) ([]Resource, error) {
-	if x == nil || len(m.Manifest) == 0 || len(m.Secrets) > 0 || len(plain.Run.Containers) > 0 {
+	if x == nil || len(m.Manifest) == 0 || len(m.Secrets) > 0 || len(m.Membership) > 0 || len(plain.Run.Containers) > 0 {
 		delete(x, m.Name)
 		return expandModule(in, m, plain)
 	}
@@ -247,6 +255,9 @@ func expandModule(in Input, m *declaration.Module, plain *manifest.Manifest) ([]
 	e.files()
 	e.links()
 	e.kernel()
+	if err := e.instance(); err != nil {
+		return nil, err
+	}
 	if err := e.engine(); err != nil {
 		return nil, err
 	}

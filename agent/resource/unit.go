@@ -66,7 +66,7 @@ func (e *expander) process(name string, p manifest.Process) {
 	t.set("StartLimitBurst", burst)
 	t.section("Service")
 	t.set("Type", "exec")
-	e.program(t, unit, p.Exec, p.Directory, p.RunsAs(), p.Env, e.plain.Run.Processes[name].Env)
+	e.program(t, unit, p.Exec, p.Directory, p.RunsAs(), e.withInstance(p.Env), e.plain.Run.Processes[name].Env)
 	t.set("Restart", string(p.RestartPolicy()))
 	if p.RestartPolicy() != manifest.Never {
 		t.set("RestartSec", restartPause)
@@ -84,7 +84,7 @@ func (e *expander) timer(name string, timer manifest.Timer) {
 	t.set("Description", string(e.module.Name)+" "+name+" (mesh)")
 	t.section("Service")
 	t.set("Type", "oneshot")
-	e.program(t, service, timer.Exec, timer.Directory, timer.RunsAs(), timer.Env, e.plain.Run.Timers[name].Env)
+	e.program(t, service, timer.Exec, timer.Directory, timer.RunsAs(), e.withInstance(timer.Env), e.plain.Run.Timers[name].Env)
 	e.unit(Unit{Name: service}, t.String())
 
 	t = newText(string(e.module.Name), "timer "+name)

@@ -44,6 +44,8 @@ type Instance struct {
 	Build    *records.Build
 	Settings map[string]string
 	Secrets  map[string]credential.Sealed
+	// Membership is what it is on the bus, as JSON; nil for nothing.
+	Membership []byte
 }
 
 // Left is something that is not in the content although the records ask for it.
@@ -85,7 +87,7 @@ func Content(v View) (*declaration.Content, []Left) {
 		settings, dropped := knownSettings(i)
 		left = append(left, dropped...)
 		c.Modules = append(c.Modules, declaration.Module{Name: i.Build.Module, Build: i.Build.ID, Artifact: i.Build.Artifact, Images: i.Build.ImagesFor(v.Facts.Arch),
-			Manifest: i.Build.Text, Settings: settings, Secrets: i.Secrets})
+			Manifest: i.Build.Text, Settings: settings, Secrets: i.Secrets, Membership: i.Membership})
 		sent = append(sent, i.Build)
 	}
 	if v.Facts.Uplinks == 0 {

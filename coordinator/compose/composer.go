@@ -77,6 +77,7 @@ type Composer struct {
 	nodes  map[subject.Node]*state
 	on     map[subject.Module]map[subject.Node]struct{}
 	builds map[subject.Module]*records.Build
+	stale  map[subject.Node]struct{} // whose memberships may be others
 
 	users   []grant.Principal
 	dirty   bool      // users is to be made again
@@ -95,6 +96,8 @@ type state struct {
 	// clean: composing it would give in.Declared again, with this left out.
 	clean bool
 	left  []Left
+	// members are its instances on the bus as they would be declared now, inForce those of its last declaration.
+	members, inForce []member
 }
 
 // New makes a Composer; it reads the records when it is asked first.
@@ -247,6 +250,9 @@ func (c *Composer) settle(d *Composed, now time.Time) {
 	}
 	if s == d.of && s.since == d.since {
 		s.clean, s.left = true, d.Left
+		if len(s.members)+len(s.inForce) > 0 {
+			c.inForce(s, s.members)
+		}
 	}
 	if !d.Changed {
 		return
@@ -399,7 +405,7 @@ func (c *Composer) view(s *state) (View, error) {
 		if err != nil {
 			return v, fmt.Errorf("secrets of %s on %s: %w", p.Module, n.Name, err)
 		}
-		v.Modules[i] = Instance{c.builds[p.Module], settings, secrets}
+		v.Modules[i] = Instance{c.builds[p.Module], settings, secrets, s.membership(p.Module)}
 	}
 	return v, nil
 }
@@ -428,7 +434,22 @@ func (c *Composer) Principals(ctx context.Context) ([]grant.Principal, uint64, e
 		u.Nodes = append(u.Nodes, NodeUser{s.in.Node.Name, s.in.Node.Key, s.fetch})
 	}
 	slices.SortFunc(u.Nodes, func(a, b NodeUser) int { return compareNodes(a.Name, b.Name) })
-	c.users, c.made, c.until, c.dirty = Principals(u), now, nextLeave(invitations, now), false
+	c.users, c.made, c.until, c.dirty = c.withInstances(Principals(u)), now, nextLeave(invitations, now), false
 	c.version++
 	return c.users, c.version, nil
+}
+
+// withInstances adds the instances to all, by node and module.
+func (c *Composer) withInstances(all []grant.Principal) []grant.Principal {
+	var names []subject.Node
+	for n, s := range c.nodes {
+		if len(s.inForce) > 0 {
+			names = append(names, n)
+		}
+	}
+	slices.Sort(names)
+	for _, n := range names {
+		all = c.nodes[n].instances(all)
+	}
+	return all
 }

@@ -25,7 +25,7 @@ type Change struct {
 	// Module it concerns; empty: the node itself.
 	Module subject.Module `json:"module,omitempty"`
 	// What changes: "module" (comes or goes), "build", "setting port", "secret key", "open", "open the bus",
-	// "close", "filter", "tunnel", "inside", "converge", "drift", "bus".
+	// "close", "filter", "tunnel", "inside", "converge", "drift", "bus", "membership".
 	What string `json:"what"`
 	// From and To are what is and what would be; empty: nothing.
 	From string `json:"from,omitempty"`
@@ -94,6 +94,9 @@ func diffModule(add addChange, had, next *declaration.Module) {
 	add(next.Name, "build", had.Build, next.Build)
 	if had.Build == next.Build && string(had.Manifest) != string(next.Manifest) {
 		add(next.Name, "manifest", short(string(had.Manifest)), short(string(next.Manifest)))
+	}
+	if had.Build == next.Build {
+		add(next.Name, "membership", short(string(had.Membership)), short(string(next.Membership)))
 	}
 	for _, k := range keys(had.Settings, next.Settings) {
 		add(next.Name, "setting "+k, had.Settings[k], next.Settings[k])

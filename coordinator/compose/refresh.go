@@ -35,6 +35,9 @@ func (c *Composer) refresh(ctx context.Context) error {
 			return fmt.Errorf("compose: %w", err)
 		}
 	}
+	if err := c.remember(); err != nil {
+		return fmt.Errorf("compose: %w", err)
+	}
 	c.dirty = c.dirty || t.Users
 	c.mark, c.loaded = mark, true
 	return nil
@@ -63,10 +66,19 @@ func (c *Composer) load(ctx context.Context) error {
 	}
 	c.nodes = make(map[subject.Node]*state, len(all))
 	c.on = make(map[subject.Module]map[subject.Node]struct{}, len(builds))
+	c.stale = make(map[subject.Node]struct{})
 	c.dirty = true
 	for _, in := range all {
 		if err := c.put(ctx, in); err != nil {
 			return fmt.Errorf("compose: %w", err)
+		}
+	}
+	if err := c.remember(); err != nil {
+		return fmt.Errorf("compose: %w", err)
+	}
+	for _, s := range c.nodes { // what was declared last is not read again for this
+		if len(s.members) > 0 && s.in.Declared.Seq > 0 {
+			c.inForce(s, s.members)
 		}
 	}
 	c.mark, c.loaded = mark, true
@@ -84,15 +96,13 @@ func (c *Composer) put(ctx context.Context, in records.Inputs) error {
 			}
 			c.builds[p.Module] = b
 		}
-		where := c.on[p.Module]
-		if where == nil {
-			where = make(map[subject.Node]struct{})
-			c.on[p.Module] = where
-		}
-		where[in.Node.Name] = struct{}{}
+		c.join(p.Module, in.Node.Name)
 	}
 	if old := c.nodes[in.Node.Name]; old != nil {
-		s.fetch = old.fetch
+		s.fetch, s.members, s.inForce = old.fetch, old.members, old.inForce
+		if len(s.members)+len(s.inForce) > 0 {
+			c.stale[in.Node.Name] = struct{}{}
+		}
 	}
 	c.nodes[in.Node.Name] = s
 	c.refetch(s)
@@ -103,12 +113,13 @@ func (c *Composer) put(ctx context.Context, in records.Inputs) error {
 func (c *Composer) reload(ctx context.Context, name subject.Node) error {
 	if old := c.nodes[name]; old != nil {
 		for _, p := range old.in.Placed {
-			delete(c.on[p.Module], name)
+			c.leave(p.Module, name)
 		}
 	}
 	in, err := c.store.Inputs(ctx, name)
 	if errors.Is(err, records.ErrUnknown) {
 		delete(c.nodes, name)
+		c.dirty = true
 		return nil
 	}
 	if err != nil {
@@ -123,9 +134,13 @@ func (c *Composer) rebuild(ctx context.Context, m subject.Module) error {
 	if err != nil {
 		return err
 	}
+	was := c.onBus(m)
 	c.builds[m] = b
 	for name := range c.on[m] {
 		s := c.nodes[name]
+		if was || c.onBus(m) {
+			c.stale[name] = struct{}{}
+		}
 		s.clean = false
 		s.since++
 		c.refetch(s)

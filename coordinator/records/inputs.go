@@ -30,6 +30,8 @@ type Inputs struct {
 type Placed struct {
 	Module            subject.Module
 	Settings, Secrets string
+	// Key is the instance's public key on the bus, "" while none is known.
+	Key string
 }
 
 // Facts are what composing needs to know of a machine, from its last report.
@@ -110,10 +112,11 @@ func (s *Store) Inputs(ctx context.Context, name subject.Node) (Inputs, error) {
 	}
 	err = each(ctx, q, func(r *sql.Rows) error {
 		var p Placed
-		err := r.Scan(&p.Module, &p.Settings, &p.Secrets)
+		err := r.Scan(&p.Module, &p.Settings, &p.Secrets, &p.Key)
 		in.Placed = append(in.Placed, p)
 		return err
-	}, `SELECT module, settings, secrets FROM assignment WHERE node = ? ORDER BY module`, in.Node.id)
+	}, `SELECT a.module, a.settings, a.secrets, coalesce(i.key, '') FROM assignment a LEFT JOIN instance i ON i.node = a.node AND i.module = a.module
+		WHERE a.node = ? ORDER BY a.module`, in.Node.id)
 	if err != nil {
 		return Inputs{}, fmt.Errorf("read the assignments of %s: %w", name, err)
 	}
@@ -148,7 +151,10 @@ func (s *Store) AllInputs(ctx context.Context) ([]Inputs, error) {
 	for i := range all {
 		all[i].Base = max(all[i].Base, taken[all[i].Node.Name])
 	}
-	return all, s.placeAll(ctx, all, byID)
+	if err := s.placeAll(ctx, all, byID); err != nil {
+		return nil, err
+	}
+	return all, s.keyAll(ctx, all, byID)
 }
 
 // The assignments of a node come as one text: a row through database/sql costs more than all SQLite
@@ -201,7 +207,7 @@ func place(text string) []Placed {
 	for part := range strings.SplitSeq(text, group) {
 		module, rest, _ := strings.Cut(part, unit)
 		settings, secrets, _ := strings.Cut(rest, unit)
-		out = append(out, Placed{subject.Module(module), settings, secrets})
+		out = append(out, Placed{Module: subject.Module(module), Settings: settings, Secrets: secrets})
 	}
 	return out
 }

@@ -149,6 +149,9 @@ func (s *Store) RemoveNode(ctx context.Context, by By, name subject.Node) error 
 		if err != nil {
 			return err
 		}
+		if err := t.exec(`DELETE FROM instance WHERE node = ?`, n.id); err != nil {
+			return err
+		}
 		if err := t.exec(`UPDATE node SET removed = ? WHERE id = ?`, t.now.UnixMilli(), n.id); err != nil {
 			return err
 		}

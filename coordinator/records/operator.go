@@ -86,7 +86,8 @@ func (t *tx) keyOwner(key string) (string, error) {
 	all, err := texts(t.ctx, t, `
 		SELECT 'node ' || name FROM node WHERE key = ?1 AND removed IS NULL
 		UNION ALL SELECT 'operator ' || name FROM operator WHERE key = ?1 AND revoked IS NULL
-		UNION ALL SELECT 'invitation ' || id FROM invitation WHERE key = ?1`, key)
+		UNION ALL SELECT 'invitation ' || id FROM invitation WHERE key = ?1
+		UNION ALL SELECT 'instance ' || module FROM instance WHERE key = ?1`, key)
 	if err != nil || len(all) == 0 {
 		return "", err
 	}

@@ -36,6 +36,8 @@ type Heard struct {
 	Runs []Runs
 	// Refused is the declaration the node refuses since this report (event node-refused).
 	Refused *NodeRefused
+	// Keyed: an instance of the node has a key that it did not have.
+	Keyed bool
 }
 
 // Runs is a module that runs.
@@ -169,6 +171,7 @@ type kept struct {
 	top     uint64
 	facts   Facts
 	account Account
+	keys    []report.Key // that the records were given since the start
 }
 
 // diskGrain is how many bytes free disk must change by to be news, as for the agent (NOD-7).
@@ -292,6 +295,15 @@ func (rec *recorder) record(s *Store, out *Heard, e entry) error {
 			return err
 		}
 		out.Runs = newlyRunning(k.runs, runs)
+		if len(r.Keys) > 0 && !slices.Equal(r.Keys, k.keys) {
+			if out.Keyed, err = rec.keyed(s, id, r, e.heard.UnixMilli()); err != nil {
+				return err
+			}
+			if out.Keyed {
+				rec.touched = append(rec.touched, touch{node: r.Node})
+			}
+		}
+		k.keys = r.Keys
 		top, facts := max(k.top, r.Apply.Seq), factsOf(r)
 		if facts != k.facts || top > max(k.top, declared) {
 			rec.touched = append(rec.touched, touch{node: r.Node})

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"mesh/coordinator/compose"
+	"mesh/coordinator/issue"
 	"mesh/coordinator/push"
 	"mesh/coordinator/records"
 	"mesh/shared/controller"
@@ -101,6 +102,7 @@ func (s *Server) start(ctx context.Context, who records.By, object string, names
 	if err := s.cfg.Users.Now(ctx); err != nil {
 		s.cfg.Log.Warn("push: the user list is not in force yet, the push stands", "err", err)
 	}
+	unissued := s.issueTo(ctx, items)
 	// Nothing is sent that the journal does not know: records that cannot be written stop a push, and so do
 	// those in which its asker was revoked while it waited for its turn.
 	id, only := s.cfg.Push.NewID(), subject.Node("")
@@ -110,7 +112,37 @@ func (s *Server) start(ctx context.Context, who records.By, object string, names
 	if err := s.cfg.Records.Note(ctx, who, "push", object+" as push "+id, only, ""); err != nil {
 		return controller.Push{}, err
 	}
-	return s.cfg.Push.StartAs(id, who.Who, who.Why, items), nil
+	p := s.cfg.Push.StartAs(id, who.Who, who.Why, items)
+	p.Unissued = unissued
+	return p, nil
+}
+
+// issueTo puts the memberships of the items' nodes on the bus, and returns how many it could not (MEM-5): the
+// push stands, for they travel in the declaration too.
+func (s *Server) issueTo(ctx context.Context, items []push.Item) int {
+	names := make([]subject.Node, len(items))
+	at := make(map[subject.Node]int, len(items))
+	for i, it := range items {
+		names[i], at[it.Node] = it.Node, i
+	}
+	all, err := s.cfg.Composer.Memberships(ctx, names)
+	var failed []issue.Failed
+	if err == nil {
+		failed, err = s.cfg.Issuer.Issue(ctx, all)
+	}
+	if err != nil {
+		s.cfg.Log.Warn("push: memberships are not on the bus, the push stands", "err", err)
+		n := 0
+		for _, of := range all {
+			n += len(of)
+		}
+		return n
+	}
+	for _, f := range failed {
+		it := &items[at[f.Node]]
+		it.Note = strings.TrimPrefix(it.Note+fmt.Sprintf("; the membership of %s is not on the bus: %v", f.Module, f.Err), "; ")
+	}
+	return len(failed)
 }
 
 // selection names the nodes of a push: exactly one way of choosing, and nothing is never all (PSH-11).

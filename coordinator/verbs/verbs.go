@@ -18,6 +18,7 @@ import (
 
 	"mesh/coordinator/compose"
 	"mesh/coordinator/hear"
+	"mesh/coordinator/issue"
 	"mesh/coordinator/push"
 	"mesh/coordinator/records"
 	"mesh/shared/bus"
@@ -40,6 +41,7 @@ type Config struct {
 	Records  *records.Store
 	Composer *compose.Composer
 	Push     *push.Engine
+	Issuer   *issue.Issuer
 	Hear     *hear.Hearer
 	// Artifacts looks after what is on the bus by digest.
 	Artifacts artifacts

@@ -410,6 +410,8 @@ type Push struct {
 	Counts map[PushState]int `json:"counts"`
 	// Nodes are those that changed since After, all when it was 0.
 	Nodes []PushNode `json:"nodes"`
+	// Unissued counts memberships that the bus did not take; said once, in the answer to the push.
+	Unissued int `json:"unissued,omitempty"`
 }
 
 // PushShowAsk asks for news of a push.

@@ -221,7 +221,9 @@ type File struct {
 	Mesh   string `json:"mesh"` // id of the mesh
 	Kind   string `json:"kind"`
 	Name   string `json:"name"`
-	Seed   Seed   `json:"seed"`
+	// Node is the machine of an instance, whose Name is its module's; empty for others.
+	Node subject.Node `json:"node,omitempty"`
+	Seed Seed         `json:"seed"`
 	// Curve opens secrets sealed to a node; empty for others.
 	Curve Seed `json:"curve,omitempty"`
 	// Signer is whose declarations a node believes.
@@ -231,8 +233,11 @@ type File struct {
 
 // Principal is the label of the file's owner on the bus, part of its inbox.
 func (f File) Principal() string {
-	if f.Kind == KindCoordinator {
+	switch f.Kind {
+	case KindCoordinator:
 		return KindCoordinator
+	case KindInstance:
+		return f.instanceLabel()
 	}
 	return f.Kind + "-" + f.Name
 }
@@ -244,6 +249,11 @@ func (f File) Check() error {
 	}
 	if err := subject.Check(f.Kind, f.Name); err != nil {
 		return err
+	}
+	if f.Kind == KindInstance {
+		if err := subject.Check("node", string(f.Node)); err != nil {
+			return err
+		}
 	}
 	if !f.Seed.ofUser() {
 		return refusal.New("the credential of "+f.Name, "its seed is no NKEY of a bus user", "ask for a new credential")

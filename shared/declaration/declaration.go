@@ -102,6 +102,9 @@ type Module struct {
 	Settings map[string]string `json:"settings,omitempty"`
 	// Secrets fill ${secret:…}; only this node can open them.
 	Secrets map[string]credential.Sealed `json:"secrets,omitempty"`
+	// Membership is what the instance is on the bus (shared/membership), as JSON text; empty when it has nothing
+	// to do there.
+	Membership json.RawMessage `json:"membership,omitempty"`
 }
 
 // Artifact is content by digest, in the stream ARTIFACTS.
@@ -224,6 +227,10 @@ func appendModule(dst []byte, m *Module) []byte {
 	dst = append(dst, m.Manifest...)
 	dst = appendMap(dst, `,"settings":{`, m.Settings)
 	dst = appendMap(dst, `,"secrets":{`, m.Secrets)
+	if len(m.Membership) > 0 {
+		dst = append(dst, `,"membership":`...)
+		dst = append(dst, m.Membership...)
+	}
 	return append(dst, '}')
 }
 

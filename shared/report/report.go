@@ -51,6 +51,8 @@ type Report struct {
 	Exposed []string `json:"exposed,omitempty"`
 	// Converge is how the last converge or unconverge stands; nil when there was none (NET-9).
 	Converge *Converge `json:"converge,omitempty"`
+	// Keys are those of the instances here that use the bus, sorted by module.
+	Keys []Key `json:"keys,omitempty"`
 	// Drift is what was found changed by hand since the report before.
 	Drift []Drift `json:"drift,omitempty"`
 	// Held are things that modules declare, and that are there and not mesh's (APP-9); MoreHeld counts those left out.
@@ -188,6 +190,8 @@ func Decode(b []byte, node subject.Node) (*Report, error) {
 		return nil, fmt.Errorf("a report on the subject of %s names %s", node, r.Node)
 	case r.Number == 0:
 		return nil, fmt.Errorf("the report of %s has no number", node)
+	case len(r.Keys) > MaxKeys:
+		return nil, fmt.Errorf("the report of %s has %d keys, the bound is %d", node, len(r.Keys), MaxKeys)
 	case r.Number > MaxCount || r.Apply.Seq > MaxCount:
 		return nil, fmt.Errorf("the report of %s has the number %d and the seq %d, the bound is %d", node, r.Number, r.Apply.Seq, uint64(MaxCount))
 	}
