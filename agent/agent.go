@@ -148,6 +148,8 @@ type Agent struct {
 	shown   int            // how many wait, in the status
 	laid    *show.Document // what the status says
 	laidAt  time.Time
+	looked  bool           // a pass was made in this life
+	kept    *show.Document // what the history has, of what the status said
 
 	// The module that holds the agent's own seat, its bundle, and what was last said of it.
 	agentModule  subject.Module
@@ -289,6 +291,7 @@ func (a *Agent) run(ctx context.Context) error {
 	}
 	err := a.loop(ctx, jobs, results, failed)
 	a.cfg.Notify("STOPPING=1")
+	a.ends(ctx)
 	if err == nil {
 		a.leave(ctx)
 	}
@@ -296,6 +299,22 @@ func (a *Agent) run(ctx context.Context) error {
 	a.conn.Close() // ends a try to reach the bus, too, which the parts may be waiting for
 	wg.Wait()
 	return err
+}
+
+// ends remembers that from now on nobody looks.
+func (a *Agent) ends(ctx context.Context) {
+	if a.kept == nil {
+		return
+	}
+	last := *a.kept
+	last.Daemon.Up = false
+	parts, err := show.Parts(a.kept, &last, a.boot)
+	if err == nil {
+		err = a.store.Remember(context.WithoutCancel(ctx), parts, false)
+	}
+	if err != nil {
+		a.cfg.Log.Error("that the agent ends could not be remembered", "err", err)
+	}
 }
 
 var errEnded = errors.New("nobody asked it to")

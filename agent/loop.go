@@ -279,6 +279,7 @@ func (a *Agent) after(ctx context.Context, d done) (sent bool) {
 		a.broken(ctx, d)
 	} else {
 		a.view.take(d)
+		a.looked = true
 		a.wantAgent(ctx, d.result)
 		a.drift = append(a.drift, d.result.Drift...)
 		if n := len(a.drift) - state.MaxDrift; n > 0 { // the store takes no reports

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
@@ -212,7 +213,7 @@ func (a *Agent) status(ctx context.Context) {
 	d, err := show.Gather(ctx, a.store, a.runtime())
 	if err == nil {
 		a.shown = d.Outbox.Depth
-		err = a.write(d)
+		err = a.write(ctx, d)
 	}
 	if err != nil && ctx.Err() == nil {
 		a.cfg.Log.Error("status could not be written", "err", err)
@@ -220,19 +221,36 @@ func (a *Agent) status(ctx context.Context) {
 }
 
 // write lays d down, unless it says what was laid down a moment ago.
-func (a *Agent) write(d *show.Document) error {
+func (a *Agent) write(ctx context.Context, d *show.Document) error {
 	now := a.cfg.Clock.Now()
 	if a.laid != nil && now.Sub(a.laidAt) < reconcileEvery {
 		same := *d
-		same.At, same.FreeDisk = a.laid.At, a.laid.FreeDisk // times and log lines are no news
+		same.At, same.FreeDisk, same.Since = a.laid.At, a.laid.FreeDisk, a.laid.Since // times and log lines are no news
 		if reflect.DeepEqual(&same, a.laid) {
 			return nil
 		}
 	}
-	if err := d.Write(filepath.Join(a.cfg.Run, StatusFile)); err != nil {
+	if err := errors.Join(a.keep(ctx, d), d.Write(filepath.Join(a.cfg.Run, StatusFile))); err != nil {
 		return err
 	}
 	a.laid, a.laidAt = d, now
+	return nil
+}
+
+// keep has the store remember what of d is other than it was (NOD-15), from the first look on: what is not known
+// before it did not change.
+func (a *Agent) keep(ctx context.Context, d *show.Document) error {
+	if !a.looked {
+		return nil
+	}
+	parts, err := show.Parts(a.kept, d, a.boot)
+	if err == nil && len(parts) > 0 {
+		err = a.store.Remember(ctx, parts, a.kept == nil)
+	}
+	if err != nil {
+		return err
+	}
+	a.kept, d.Since = d, a.store.Since()
 	return nil
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"mesh/shared/order"
 	"mesh/shared/refusal"
 	"mesh/shared/rule"
 )
@@ -122,7 +123,7 @@ func declare(all []*opening) (sets []set, counters []counter, lines []line) {
 		}
 		twins[at].ports = append(twins[at].ports, o.Port)
 	}
-	slices.SortFunc(sets, func(a, b set) int { return strings.Compare(a.name, b.name) })
+	order.Sort(sets, func(a, b set) int { return strings.Compare(a.name, b.name) })
 	slices.SortFunc(twins, func(a, b *twin) int {
 		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.short, b.short), cmp.Compare(a.Port.Protocol, b.Port.Protocol))
 	})
@@ -236,7 +237,7 @@ type twin struct {
 
 func (t *twin) lines() (ports set, c counter, lines []line) {
 	protocol := t.Port.Protocol
-	slices.SortFunc(t.ports, func(a, b rule.Port) int { return cmp.Or(cmp.Compare(a.First, b.First), cmp.Compare(a.Last, b.Last)) })
+	order.Sort(t.ports, func(a, b rule.Port) int { return cmp.Or(cmp.Compare(a.First, b.First), cmp.Compare(a.Last, b.Last)) })
 	name := protocol + "_" + t.short
 	ports = set{name: "u_" + name, kind: kindPort, interval: true, elements: portElements(t.ports)}
 	c = counter{name: "untracked_" + name}
@@ -277,7 +278,7 @@ func canonical(f rule.From) rule.From {
 		return f
 	}
 	sorted := slices.Clone(f.Prefixes)
-	slices.SortFunc(sorted, func(a, b netip.Prefix) int {
+	order.Sort(sorted, func(a, b netip.Prefix) int {
 		return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
 	})
 	keep := sorted[:0]

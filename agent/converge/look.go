@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"mesh/firewall/foreign"
+	"mesh/shared/order"
 	"mesh/shared/report"
 )
 
@@ -88,7 +89,7 @@ func refusals(judged foreign.Report) *report.Refusals {
 		}
 		r.Chains = append(r.Chains, chain)
 	}
-	slices.SortStableFunc(r.Chains, func(a, b report.Chain) int { return weight(a) - weight(b) })
+	order.Sort(r.Chains, func(a, b report.Chain) int { return weight(a) - weight(b) })
 	for _, t := range judged.LegacyTables {
 		r.Legacy = append(r.Legacy, t.Family+" "+t.Table)
 	}

@@ -19,6 +19,7 @@ import (
 	"mesh/firewall/evaluate"
 	"mesh/firewall/foreign"
 	"mesh/shared/declaration"
+	"mesh/shared/order"
 	"mesh/shared/report"
 	"mesh/shared/rule"
 )
@@ -151,7 +152,7 @@ func (m *Machine) ports(link string) []report.ExposedPort {
 		}
 		all = append(all, alike(lines)...)
 	}
-	slices.SortStableFunc(all, func(a, b report.ExposedPort) int {
+	order.Sort(all, func(a, b report.ExposedPort) int {
 		return cmp.Compare(rank(a), rank(b))
 	})
 	return all
@@ -202,7 +203,7 @@ func (m *Machine) candidates(link string) []candidate {
 			all = append(all, candidate{evaluate.PortRange{Protocol: n, First: a.Port.First, Last: a.Port.Last}})
 		}
 	}
-	slices.SortFunc(all, func(a, b candidate) int {
+	order.Sort(all, func(a, b candidate) int {
 		return cmp.Or(cmp.Compare(a.First, b.First), cmp.Compare(a.Last, b.Last), cmp.Compare(a.Protocol, b.Protocol))
 	})
 	return slices.Compact(all)

@@ -47,6 +47,8 @@ type Document struct {
 	// Problems are the last ones, newest first.
 	Problems []report.Problem `json:"problems"`
 	Profile  *report.Profile  `json:"profile,omitempty"`
+	// Since says of each part of the machine since when it is as it is, Unix milliseconds (NOD-15).
+	Since map[string]int64 `json:"since,omitempty"`
 }
 
 // Daemon is the agent's service.

@@ -16,7 +16,7 @@ func (d *Document) Page() any {
 		Declaration: pageDeclaration{Declaration: d.Declaration, Accepted: stamp(d.Declaration.Accepted)},
 		Modules:     each(d.Modules, func(m report.Module) any { return ModulePage(m) }), Uplinks: d.Uplinks, Tunnel: d.Tunnel, Filter: filterOf(d.Filter), Converge: d.Converge,
 		Drift: each(d.Drift, driftPage), Left: each(d.Left, driftPage), Exposed: d.Exposed, Strays: d.Strays, Outbox: d.Outbox, FreeDisk: d.FreeDisk,
-		Problems: each(d.Problems, func(p report.Problem) any { return pageProblem{stamp(p.At), p.Text} }), Profile: d.Profile,
+		Problems: each(d.Problems, func(p report.Problem) any { return pageProblem{stamp(p.At), p.Text} }), Profile: d.Profile, Since: stamps(d.Since),
 	}
 }
 
@@ -42,6 +42,8 @@ type page struct {
 	FreeDisk    int64            `json:"free_disk"`
 	Problems    []any            `json:"problems"`
 	Profile     *report.Profile  `json:"profile,omitempty"`
+	// Since is of the parts of the machine: declared, links, filter, left, strays, versions, agent, module/<name>.
+	Since map[string]time.Time `json:"since,omitempty"`
 }
 
 type pageBus struct {
@@ -110,6 +112,14 @@ func each[T any](all []T, page func(T) any) []any {
 	out := make([]any, len(all))
 	for i, x := range all {
 		out[i] = page(x)
+	}
+	return out
+}
+
+func stamps(all map[string]int64) map[string]time.Time {
+	out := make(map[string]time.Time, len(all))
+	for part, ms := range all {
+		out[part] = stamp(ms)
 	}
 	return out
 }

@@ -23,7 +23,7 @@ func Render(w io.Writer, d *Document, now time.Time) error {
 		p.amiss(a)
 	}
 	p.line("")
-	p.field("agent", "%s, %s", d.Agent.Version, either(d.Daemon.Up, "running", "not running"))
+	p.field("agent", "%s, %s%s", d.Agent.Version, either(d.Daemon.Up, "running", "not running"), p.since(d, partAgent))
 	p.field("bus", "%s", p.busWords(d))
 	p.field("declaration", "%s", p.declarationWords(d))
 	p.filterWords(d)
@@ -31,7 +31,7 @@ func Render(w io.Writer, d *Document, now time.Time) error {
 		p.field("outbox", "%s", outboxWords(d.Outbox))
 	}
 	if d.FreeDisk > 0 {
-		p.field("free disk", "%s", size(d.FreeDisk))
+		p.field("free disk", "%s, seen %s ago", size(d.FreeDisk), p.ago(d.At))
 	}
 	p.modules(d.Modules)
 	for i, x := range d.Exposed {
@@ -39,13 +39,13 @@ func Render(w io.Writer, d *Document, now time.Time) error {
 			p.line("")
 			p.line("not open as declared; which rule decides: mesh-agent why")
 		}
-		p.line("  %s", x)
+		p.line("  %s%s", x, p.since(d, partLinks))
 	}
 	for i, s := range d.Strays {
 		if i == 0 {
 			p.line("")
 		}
-		p.line("stray: %s has mesh's mark, and nothing declares it", s)
+		p.line("stray: %s has mesh's mark, and nothing declares it%s", s, p.since(d, partStrays))
 	}
 	p.drift(d.Drift)
 	if len(d.Problems) > 0 {
@@ -230,18 +230,18 @@ func outboxWords(o Outbox) string {
 
 func (p *printer) filterWords(d *Document) {
 	if len(d.Uplinks) > 0 {
-		p.field("uplinks", "%s", strings.Join(d.Uplinks, ", "))
+		p.field("uplinks", "%s%s", strings.Join(d.Uplinks, ", "), p.since(d, partLinks))
 	}
 	if d.Tunnel != "" {
-		p.field("tunnel", "%s", d.Tunnel)
+		p.field("tunnel", "%s%s", d.Tunnel, p.since(d, partLinks))
 	}
 	switch f := d.Filter; {
 	case !d.Daemon.Up:
 		p.field("filter", "not known while the agent is down; the kernel keeps what was loaded")
 	case f == nil:
-		p.field("filter", "none is declared; the machine's own is left as it is")
+		p.field("filter", "none is declared; the machine's own is left as it is%s", p.since(d, partFilter))
 	case !f.Loaded:
-		p.field("filter", "NOT in force: %s", oneLine(orUnknown(f.Why)))
+		p.field("filter", "NOT in force: %s%s", oneLine(orUnknown(f.Why)), p.since(d, partFilter))
 	default:
 		p.field("filter", "in force for %s, %s", p.ago(f.Since), either(len(f.Rules) == 1, "1 opening", fmt.Sprintf("%d openings", len(f.Rules))))
 	}
@@ -255,6 +255,14 @@ func (p *printer) converged(d *Document) {
 		return
 	}
 	p.field("retired", "%s, since %s: the packet filter is mesh's (back: mesh-coordinator node unconverge %s)", strings.Join(c.Retired, ", "), p.ago(c.At), d.Node)
+}
+
+// since is the age of a part, where it is known.
+func (p *printer) since(d *Document, part string) string {
+	if ms := d.Since[part]; ms > 0 {
+		return ", for " + p.ago(ms)
+	}
+	return ""
 }
 
 func (p *printer) ago(ms int64) string {

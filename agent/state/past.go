@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"mesh/shared/order"
 	"mesh/shared/report"
 	"mesh/shared/subject"
 )
@@ -61,7 +62,7 @@ func (s *Store) Modules() []report.Module {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := slices.Collect(maps.Values(s.modules))
-	slices.SortFunc(out, func(a, b report.Module) int {
+	order.Sort(out, func(a, b report.Module) int {
 		if a.Name < b.Name {
 			return -1
 		}

@@ -90,7 +90,7 @@ func root(at *places) *cobra.Command {
 	cmd.PersistentFlags().StringVar(&at.state, "state-dir", "/var/lib/mesh-agent", "where the agent keeps its state")
 	cmd.PersistentFlags().StringVar(&at.run, "run-dir", "/run/mesh-agent", "where the running agent says how it is")
 	cmd.PersistentFlags().StringVar(&at.root, "root", "/", "where the paths of declarations begin")
-	cmd.AddCommand(runCommand(at), showCommand(at), ledgerCommand(at), firewallCommand(at), whyCommand(at), bansCommand())
+	cmd.AddCommand(runCommand(at), showCommand(at), diffCommand(at), ledgerCommand(at), firewallCommand(at), whyCommand(at), bansCommand())
 	cmd.AddCommand(diagnoseCommand(at), planCommand(at), fallBackCommand(at))
 	return cmd
 }

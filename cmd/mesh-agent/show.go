@@ -36,6 +36,7 @@ const pastLines = 20
 // showCommand is "mesh-agent show": how this machine is, bus or no bus, daemon up or down (NOD-10).
 func showCommand(at *places) *cobra.Command {
 	var asJSON, watch bool
+	var when string
 	cmd := &cobra.Command{
 		Use:   "show [module|firewall|exposure|history|declaration]",
 		Short: "Say how this machine is: its declaration, modules, uplinks, rules and problems",
@@ -43,7 +44,7 @@ func showCommand(at *places) *cobra.Command {
 
 The argument is the name of a module, or one of firewall, exposure, history, declaration.
 The exit code is 0 when all is well, 1 when something is not, 2 when it cannot be told.`,
-		Example: "  mesh-agent show\n  mesh-agent show notes\n  mesh-agent show firewall\n  sudo mesh-agent show exposure\n  mesh-agent show --json | jq .modules\n  mesh-agent show --watch",
+		Example: "  mesh-agent show\n  mesh-agent show notes\n  mesh-agent show firewall\n  sudo mesh-agent show exposure\n  mesh-agent show --json | jq .modules\n  mesh-agent show --watch\n  sudo mesh-agent show --at 10m",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			what := ""
@@ -51,11 +52,17 @@ The exit code is 0 when all is well, 1 when something is not, 2 when it cannot b
 				what = args[0]
 			}
 			s := shower{at: *at, what: what, asJSON: asJSON, clk: clock.Real(), out: cmd.OutOrStdout()}
-			if what == "exposure" {
+			if what == "exposure" && when == "" {
 				if watch {
 					return errNoWatch
 				}
 				return s.exposure(cmd.Context())
+			}
+			if when != "" {
+				if watch {
+					return errWatchPast
+				}
+				return s.pastPage(cmd.Context(), s.out, when)
 			}
 			if watch {
 				return s.watch(cmd.Context())
@@ -65,6 +72,7 @@ The exit code is 0 when all is well, 1 when something is not, 2 when it cannot b
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.Flags().BoolVar(&watch, "watch", false, "print again whenever something changed, until interrupted")
+	cmd.Flags().StringVar(&when, "at", "", `as it was at a time: an age such as "10m" or "3d", "yesterday 22:00", or as in RFC 3339`)
 	return cmd
 }
 
@@ -255,12 +263,16 @@ func (s shower) declaration(ctx context.Context, w io.Writer) error {
 		return refusal.New("show declaration", "the coordinator has not sent one", `send it: "mesh-coordinator push <node>"`)
 	}
 	_, body, _ := bytes.Cut(a.Signed, []byte{'\n'})
+	return indented(w, body)
+}
+
+func indented(w io.Writer, body []byte) error {
 	var b bytes.Buffer
 	if err := json.Indent(&b, body, "", "  "); err != nil {
 		return fmt.Errorf("the stored declaration is not JSON: %w", err)
 	}
 	b.WriteByte('\n')
-	_, err = b.WriteTo(w)
+	_, err := b.WriteTo(w)
 	return err
 }
 

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"mesh/firewall/foreign"
+	"mesh/shared/order"
 )
 
 // PortRange is some ports of one protocol.
@@ -46,7 +47,7 @@ func (e *Evaluator) Published() []PortRange {
 			}
 		}
 	}
-	slices.SortFunc(all, func(a, b PortRange) int {
+	order.Sort(all, func(a, b PortRange) int {
 		return cmp.Or(cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.First, b.First), cmp.Compare(a.Last, b.Last))
 	})
 	all = slices.Compact(all)

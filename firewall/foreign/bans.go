@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"mesh/firewall/internal/nfnetlink"
+	"mesh/shared/order"
 )
 
 // Ban is one sender, or a range of them, that a tool refuses (NET-11).
@@ -99,7 +100,7 @@ func Bans(rs Ruleset) []Ban {
 		}
 	}
 	all = append(all, ruleBans(&rs)...)
-	slices.SortStableFunc(all, func(a, b Ban) int {
+	order.Sort(all, func(a, b Ban) int {
 		return cmp.Or(cmp.Compare(a.Owner, b.Owner), cmp.Compare(a.Jail, b.Jail), a.From.Compare(b.From), a.To.Compare(b.To), cmp.Compare(a.Where, b.Where))
 	})
 	return all
@@ -137,7 +138,7 @@ func (s *Set) bans(owner, table, idle string) (all []Ban) {
 	elements := slices.Clone(s.Elements)
 	ranged := s.Interval && len(s.Fields) <= 1
 	if ranged {
-		slices.SortStableFunc(elements, func(a, b Element) int {
+		order.Sort(elements, func(a, b Element) int {
 			if order := bytes.Compare(a.Key, b.Key); order != 0 {
 				return order
 			}

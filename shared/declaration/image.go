@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"mesh/shared/order"
 	"mesh/shared/subject"
 )
 
@@ -105,7 +106,7 @@ func (m *Module) Artifacts() []Artifact {
 	for i := range m.Images {
 		all = append(all, m.Images[i].Blobs...)
 	}
-	slices.SortFunc(all, func(a, b Artifact) int { return cmp.Compare(a.Digest, b.Digest) })
+	order.Sort(all, func(a, b Artifact) int { return cmp.Compare(a.Digest, b.Digest) })
 	return slices.CompactFunc(all, func(a, b Artifact) bool { return a.Digest == b.Digest })
 }
 

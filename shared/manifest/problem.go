@@ -3,9 +3,10 @@ package manifest
 import (
 	"cmp"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
+
+	"mesh/shared/order"
 )
 
 // Problem is one thing wrong in a manifest. Line and Col count from 1 and are 0 for a manifest that
@@ -53,7 +54,7 @@ func (ps Problems) Err() error {
 	if len(ps) == 0 {
 		return nil
 	}
-	slices.SortStableFunc(ps, func(a, b Problem) int {
+	order.Sort(ps, func(a, b Problem) int {
 		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Col, b.Col), cmp.Compare(a.Path, b.Path), cmp.Compare(a.Want, b.Want))
 	})
 	return ps

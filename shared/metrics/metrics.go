@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"mesh/shared/clock"
+	"mesh/shared/order"
 	"mesh/shared/refusal"
 )
 
@@ -187,6 +188,6 @@ func Keep(ctx context.Context, clk clock.Clock, address string, c Config) error 
 
 // Sorted is samples in the order of their labels: a scrape differs from the one before by its values only.
 func Sorted(samples []Sample) []Sample {
-	slices.SortFunc(samples, func(a, b Sample) int { return slices.Compare(a.Labels, b.Labels) })
+	order.Sort(samples, func(a, b Sample) int { return slices.Compare(a.Labels, b.Labels) })
 	return samples
 }

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"mesh/shared/order"
 	"mesh/shared/refusal"
 )
 
@@ -97,7 +98,7 @@ func ParseFrom(s string) (From, error) {
 		}
 		f.Prefixes = append(f.Prefixes, p)
 	}
-	slices.SortFunc(f.Prefixes, func(a, b netip.Prefix) int {
+	order.Sort(f.Prefixes, func(a, b netip.Prefix) int {
 		if c := a.Addr().Compare(b.Addr()); c != 0 {
 			return c
 		}

@@ -14,6 +14,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"mesh/shared/order"
 )
 
 // Link is a network interface.
@@ -85,7 +87,7 @@ func Outside(links []Link, routes []Route) []Found {
 		slices.Sort(reasons)
 		out = append(out, Found{Name: l.Name, Uplink: uplink[l.Index], Why: slices.Compact(reasons)})
 	}
-	slices.SortFunc(out, func(a, b Found) int { return strings.Compare(a.Name, b.Name) })
+	order.Sort(out, func(a, b Found) int { return strings.Compare(a.Name, b.Name) })
 	return out
 }
 

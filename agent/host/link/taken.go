@@ -9,6 +9,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"mesh/shared/order"
 )
 
 // Taken lists the ranges of addresses that a route of this network namespace leads to, sorted, each once:
@@ -40,6 +42,6 @@ func Taken(ctx context.Context) ([]netip.Prefix, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list routes: %w", err)
 	}
-	slices.SortFunc(out, func(a, b netip.Prefix) int { return strings.Compare(a.String(), b.String()) })
+	order.Sort(out, func(a, b netip.Prefix) int { return strings.Compare(a.String(), b.String()) })
 	return slices.Compact(out), nil
 }
