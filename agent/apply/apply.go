@@ -153,6 +153,9 @@ type Result struct {
 	Drift []report.Drift
 	// Left is what was changed by hand and stays as it is, now.
 	Left []report.Drift
+	// Held are declared things that are there and not mesh's, Taken is how takes stand (APP-9, APP-10).
+	Held  []report.Held
+	Taken []report.Take
 	// Strays are units with mesh's mark that nothing declares and the ledger does not know.
 	Strays []string
 	// Steps is how many acts were made.
@@ -190,6 +193,7 @@ type Engine struct {
 	filterOK  bool                    // the filter of the declaration held is in force
 	booted    bool
 	storeGone bool // and could not be written anew
+	hand      hand
 
 	mu       sync.Mutex // guards the two below
 	declared *declaration.Declaration
@@ -228,6 +232,7 @@ func New(cfg Config) (*Engine, error) {
 			return nil, err
 		}
 	}
+	e.hand.desk = e.newDesk()
 	cfg.Store.Before(e.root.SyncFolders)
 	return e, nil
 }
@@ -296,6 +301,9 @@ func (e *Engine) Accept(ctx context.Context, signed declaration.Signed) (Result,
 	e.hold(d)
 	e.filterOK, e.refused = false, ""
 	clear(e.pauses)
+	if w, err = e.hands(ctx, w, manifests); err != nil {
+		return Result{RefusedSeq: d.Seq}, err
+	}
 	r, err := e.carry(ctx, w)
 	r.News = true
 	return r, err
@@ -332,6 +340,9 @@ func (e *Engine) Pass(ctx context.Context, cause Cause) (Result, error) {
 	}
 	if err := e.look(ctx, w, manifests); err != nil {
 		return Result{}, fmt.Errorf("look at the machine: %w", err)
+	}
+	if w, err = e.hands(ctx, w, manifests); err != nil {
+		return Result{}, err
 	}
 	if rows := w.plan.Intents(); len(rows) > 0 {
 		e.cfg.FailPoint(beforeIntent)

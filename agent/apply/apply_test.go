@@ -28,6 +28,9 @@ func TestMain(m *testing.M) {
 	if point := os.Getenv(childEnv); point != "" {
 		child(point)
 	}
+	if point := os.Getenv(takeEnv); point != "" {
+		takeChild(point)
+	}
 	if dir := os.Getenv(daemonEnv); dir != "" {
 		daemon(dir)
 	}

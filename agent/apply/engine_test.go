@@ -86,7 +86,7 @@ func (e paperEngine) run(argv []string) (int, string, error) {
 			return slices.DeleteFunc(all, func(d string) bool { return strings.HasSuffix(last, d) })
 		})
 	}
-	return 0, "", nil
+	return e.containers(argv)
 }
 
 func (e paperEngine) remove(p string) (int, string, error) {

@@ -50,12 +50,13 @@ func (e *Engine) carry(ctx context.Context, w *work) (Result, error) {
 	result.Drift, result.Left = e.drift(r)
 	e.blame(r, &result, filterErr)
 	result.NextTry = r.nextTry(paused)
+	e.sayHands(ctx, r, &result)
 	result.Took = e.cfg.Clock.Now().Sub(w.start)
 	if err := e.record(ctx, r, result); err != nil {
 		return Result{}, state.Named(err, "to remember what was done")
 	}
 	result.Modules = e.cfg.Store.Modules()
-	if result.Outcome == report.Applied && result.Steps == 0 && len(w.plan.Found) == 0 && len(w.plan.Adopt)+len(w.plan.Forget) == 0 {
+	if result.Outcome == report.Applied && result.Steps == 0 && len(w.plan.Found) == 0 && len(w.plan.Adopt)+len(w.plan.Forget) == 0 && !e.hand.owed {
 		e.remember(w)
 	}
 	return e.keep(result), nil

@@ -218,7 +218,9 @@ type Plan struct {
 	// Unknown are modules with something that could not be seen.
 	Unknown map[subject.Module]error
 	// Held are declared things that are there and not mesh's, and that could be taken (APP-9). Their modules failed.
-	Held  []*resource.Resource
+	Held []*resource.Resource
+	// Stuck are modules that failed for something else than a held thing.
+	Stuck map[subject.Module]bool
 	Found []Finding
 }
 
@@ -241,8 +243,6 @@ type planner struct {
 	out    Plan
 	// changed are modules with a file to write, whose units cannot be taken as started with it.
 	changed map[subject.Module]bool
-	// failed are modules that failed for something else than a held thing.
-	failed map[subject.Module]bool
 	// altered are modules whose bundle is put right: what runs may run what was changed in it.
 	altered map[subject.Module]bool
 	reload  map[string]subject.Module // units whose files change, and whose they are
@@ -255,9 +255,9 @@ type planner struct {
 
 // New makes the plan.
 func New(in Input) Plan {
-	p := &planner{in: in, reload: map[string]subject.Module{}, stopped: map[string]string{}, replaced: map[string][]string{}, ledger: make(map[string]state.Row, len(in.Ledger)), changed: map[subject.Module]bool{}, failed: map[subject.Module]bool{},
+	p := &planner{in: in, reload: map[string]subject.Module{}, stopped: map[string]string{}, replaced: map[string][]string{}, ledger: make(map[string]state.Row, len(in.Ledger)), changed: map[subject.Module]bool{},
 		altered: map[subject.Module]bool{}, over: map[string]bool{},
-		out: Plan{Failed: map[subject.Module]error{}, Unknown: map[subject.Module]error{}}}
+		out: Plan{Failed: map[subject.Module]error{}, Unknown: map[subject.Module]error{}, Stuck: map[subject.Module]bool{}}}
 	for _, r := range in.Ledger {
 		p.ledger[r.ID] = r
 	}
@@ -299,7 +299,7 @@ func New(in Input) Plan {
 
 // dropFailed leaves a module that cannot be brought where it should be as it is: not half of the new
 // beside half of the old (APP-5). Only what a person changed is put back. Folders that others may need too
-// are made all the same.
+// are made all the same, and the images of a module that is only held come: their age is compared before a take.
 func (p *planner) dropFailed() {
 	drop := func(m subject.Module) bool {
 		_, failed := p.out.Failed[m]
@@ -308,7 +308,7 @@ func (p *planner) dropFailed() {
 	}
 	p.out.Steps = slices.DeleteFunc(p.out.Steps, func(s Step) bool {
 		_, failed := p.out.Failed[s.Module]
-		return drop(s.Module) && !s.Drift && !(s.Op == MakeDir && s.Want.Dir.Implied && !s.OverFile) && !(s.Op == Pull && failed && !p.failed[s.Module])
+		return drop(s.Module) && !s.Drift && !(s.Op == MakeDir && s.Want.Dir.Implied && !s.OverFile) && !(s.Op == Pull && failed && !p.out.Stuck[s.Module])
 	})
 	maps.DeleteFunc(p.reload, func(unit string, m subject.Module) bool {
 		return drop(m) && !slices.ContainsFunc(p.out.Steps, func(s Step) bool { return s.Drift && s.Name() == unit })
@@ -417,7 +417,7 @@ func (p *planner) find(r *resource.Resource, what string) bool {
 
 func (p *planner) fail(m subject.Module, err error) {
 	p.out.Failed[m] = join(p.out.Failed[m], err)
-	p.failed[m] = true
+	p.out.Stuck[m] = true
 }
 
 // hold leaves a thing that is not mesh's alone, and its module with it, until somebody takes it.

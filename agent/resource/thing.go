@@ -58,6 +58,11 @@ type Container struct {
 	Name string
 	// Unit is what starts and ends it.
 	Unit string
+	// Image is what it is started from. Networks, Ports and Mounts are what else a person compares, in the words of
+	// engine.Container; Sources are the volumes and folders by where in the container they are.
+	Image                   *Image
+	Networks, Ports, Mounts []string
+	Sources                 map[string]string
 }
 
 // Engine is the machine's container engine, as units name it; the zero Engine is podman in its usual place.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"path"
 	"runtime"
 	"slices"
 	"strings"
@@ -97,10 +98,41 @@ func (e *expander) engine() error {
 		if id := ImageID(string(e.module.Name), image.Word()); !slices.ContainsFunc(e.out, func(r Resource) bool { return r.ID == id }) {
 			e.add(Resource{ID: id, Kind: KindImage, Image: image})
 		}
-		c := &Container{Name: e.filled.ContainerName(name), Unit: manifest.UnitName(e.module.Name, name, ".service")}
+		c := &Container{Name: e.filled.ContainerName(name), Unit: manifest.UnitName(e.module.Name, name, ".service"), Image: image}
+		e.compared(c, e.filled.Run.Containers[name])
 		e.add(Resource{ID: ID(KindContainer, c.Name), Kind: KindContainer, Container: c})
 	}
 	return nil
+}
+
+// compared fills in what of a container is compared with one that is there.
+func (e *expander) compared(to *Container, c manifest.Container) {
+	for _, n := range c.Networks {
+		if _, ours := e.filled.Run.Networks[n]; ours {
+			n = e.filled.NetworkName(n)
+		}
+		to.Networks = append(to.Networks, n)
+	}
+	for _, p := range c.Ports {
+		to.Ports = append(to.Ports, fmt.Sprintf("%s/%s -> %s:%s", p.Container, cmp.Or(p.Protocol, "tcp"), cmp.Or(p.Address, "0.0.0.0"), cmp.Or(p.Publish, p.Container)))
+	}
+	to.Sources = make(map[string]string, len(c.Volumes))
+	for _, v := range c.Volumes {
+		source := path.Clean(v.Path)
+		words := source + " at " + v.At
+		if v.Path == "" {
+			source = e.filled.VolumeName(v.Name)
+			words = "volume " + source + " at " + v.At
+		}
+		if v.ReadOnly {
+			words += ", read only"
+		}
+		to.Mounts = append(to.Mounts, words)
+		to.Sources[path.Clean(v.At)] = source
+	}
+	slices.Sort(to.Networks)
+	slices.Sort(to.Ports)
+	slices.Sort(to.Mounts)
 }
 
 // ImageID is the id of a module's image. The module stands in it, for two may have the same one.

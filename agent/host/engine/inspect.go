@@ -32,8 +32,16 @@ type Container struct {
 	AutoRemove bool
 	// Volumes are the names of the volumes it mounts, with those that nobody named.
 	Volumes []string
+	// Data are the volumes and folders that it can write to.
+	Data []Data
 	// Command is by what it was made, where the engine keeps that (podman): there may be secrets in it.
 	Command []string
+}
+
+// Data is where in a container data are, and what has them: a volume by its name, or a folder.
+type Data struct {
+	At, Source string
+	Volume     bool
 }
 
 // Anonymous are those of its volumes that the engine named, and would remove with it.
@@ -125,6 +133,13 @@ func parseContainer(out string) (Container, error) {
 			what = "volume " + m.Name + " at " + m.Destination
 			c.Volumes = append(c.Volumes, m.Name)
 		}
+		source := m.Source
+		if m.Type == "volume" {
+			source = m.Name
+		}
+		if m.RW && m.Type != "tmpfs" {
+			c.Data = append(c.Data, Data{m.Destination, source, m.Type == "volume"})
+		}
 		if !m.RW {
 			what += ", read only"
 		}
@@ -133,5 +148,6 @@ func parseContainer(out string) (Container, error) {
 	slices.Sort(c.Networks)
 	slices.Sort(c.Ports)
 	slices.Sort(c.Mounts)
+	slices.SortFunc(c.Data, func(a, b Data) int { return strings.Compare(a.At, b.At) })
 	return c, nil
 }
