@@ -277,12 +277,8 @@ func (f *facts) hint() string {
 		return "cilium"
 	case hintOf(comments, bytes.TrimRight(f.comment, "\x00")) != "":
 		return hintOf(comments, bytes.TrimRight(f.comment, "\x00"))
-	case f.xtSet && refuses && f.ofNamedSet() != "":
-		return f.ofNamedSet()
-	case f.xtSet && refuses && slices.ContainsFunc(f.acts, func(a Act) bool { return a.Word == "drop" }):
-		return "crowdsec"
-	case f.xtSet && refuses:
-		return "fail2ban" // its ipset actions reject
+	case f.xtSet && refuses && f.hintOfSet() != "":
+		return f.hintOfSet()
 	case f.sources == 1 && f.matches == 1 && slices.ContainsFunc(f.acts, func(a Act) bool { return a.Word == "reject" || a.Word == "xt REJECT" }):
 		return hintOneSource
 	}
@@ -305,12 +301,20 @@ func (f *facts) hint() string {
 	return ""
 }
 
-// ofNamedSet is whose the ipset is by its name, or empty.
-func (f *facts) ofNamedSet() string {
-	if f.ipsets == nil {
-		return ""
+// hintOfSet is whose a refusal by an ipset is: by its name, or, where that cannot be asked for, by how it
+// refuses. A set of a name that says nothing is the administrator's.
+func (f *facts) hintOfSet() string {
+	name := ""
+	if f.ipsets != nil {
+		name = f.ipsets(f.ipset)
 	}
-	return hintOf(setNames, []byte(f.ipsets(f.ipset)))
+	switch {
+	case name != "":
+		return hintOf(setNames, []byte(name))
+	case slices.ContainsFunc(f.acts, func(a Act) bool { return a.Word == "drop" }):
+		return "crowdsec"
+	}
+	return "fail2ban" // its ipset actions reject
 }
 
 func hintOf(table []namedOwner, name []byte) string {

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"mesh/firewall/internal/nfnetlink"
 )
 
@@ -39,6 +41,31 @@ func Signature() (string, error) {
 		fmt.Fprintf(&b, " %q", l.Name())
 	}
 	return b.String(), nil
+}
+
+// Bases are the base chains of nftables, as "ip nat PREROUTING": what hangs on them is in force.
+func Bases(ctx context.Context) ([]string, error) {
+	s, err := nfnetlink.Open()
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	var d decoder
+	if err := s.List(unix.NFT_MSG_GETTABLE, unix.NFPROTO_UNSPEC, d.table); err != nil {
+		return nil, err
+	}
+	if err := s.List(unix.NFT_MSG_GETCHAIN, unix.NFPROTO_UNSPEC, d.chain); err != nil {
+		return nil, err
+	}
+	var all []string
+	for _, t := range d.rs.Tables {
+		for _, c := range t.Chains {
+			if c.Base {
+				all = append(all, t.Family+" "+t.Name+" "+c.Name)
+			}
+		}
+	}
+	return all, ctx.Err()
 }
 
 // ReadWith is Read for a caller that may not run iptables-legacy-save itself: save runs it, found at path,

@@ -72,7 +72,7 @@ func TestRulesetsMade(t *testing.T) {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
 			text := parts(t, file)
 			s := netlab.NewSpace(t, "host")
-			for _, tool := range [][]string{{"ipset", "ipset", "restore"}, {"v4", "iptables-nft-restore"}, {"v6", "ip6tables-nft-restore"}, {"nft", "nft", "-f", "-"}} {
+			for _, tool := range [][]string{{"ipset", "ipset", "restore"}, {"v4", "iptables-nft-restore"}, {"v6", "ip6tables-nft-restore"}, {"legacy-v4", "iptables-legacy-restore"}, {"legacy-v6", "ip6tables-legacy-restore"}, {"nft", "nft", "-f", "-"}} {
 				if text[tool[0]] != "" {
 					s.Run(text[tool[0]], tool[1:]...)
 				}

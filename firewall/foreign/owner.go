@@ -38,8 +38,9 @@ const (
 	service    = "nftables.service"
 	persistent = "iptables-persistent"
 	ferm       = "ferm"
-	// csf is a front end that mesh does not know how to retire: it stays and is named.
-	csf = "csf"
+	// Front ends that mesh does not know how to retire: they stay and are named.
+	csf         = "csf"
+	pveFirewall = "pve-firewall"
 )
 
 // kinds says what each owner is.
@@ -52,13 +53,13 @@ var kinds = map[string]string{
 
 	"CNI plugins": kindRuntime, "calico": kindRuntime, "cilium": kindRuntime, docker: kindRuntime, "flannel": kindRuntime, "incus": kindRuntime,
 	"kube-proxy": kindRuntime, "kube-router": kindRuntime, "kubelet": kindRuntime, "lxc": kindRuntime, "lxd": kindRuntime,
-	"antrea": kindRuntime, "istio": kindRuntime, "podman (netavark)": kindRuntime, "weave": kindRuntime,
+	"antrea": kindRuntime, "istio": kindRuntime, "kindnet": kindRuntime, "ovn-kubernetes": kindRuntime, "podman (netavark)": kindRuntime, "weave": kindRuntime,
 
-	"libvirt":  kindHypervisor,
+	"libvirt": kindHypervisor, "multipass": kindHypervisor, "neutron": kindHypervisor,
 	"crowdsec": kindBans, "fail2ban": kindBans, "psad": kindBans, "sshguard": kindBans,
-	"netbird": kindTunnel, "tailscale": kindTunnel, "wg-quick": kindTunnel,
+	"mullvad": kindTunnel, "netbird": kindTunnel, "nordvpn": kindTunnel, "tailscale": kindTunnel, "wg-quick": kindTunnel,
 	"NetworkManager": kindSharing, "systemd-networkd": kindSharing,
-	miniupnpd: kindMapping, opensnitch: kindProgram, "nftlb": kindBalancer, "fwknop": kindKnocking,
+	miniupnpd: kindMapping, opensnitch: kindProgram, "nftlb": kindBalancer, "keepalived": kindBalancer, "fwknop": kindKnocking,
 }
 
 func kindOf(owner string) string {
@@ -87,23 +88,27 @@ type namedOwner struct{ pattern, owner string }
 // tableNames are tables that are one tool's whole.
 var tableNames = []namedOwner{
 	{"mesh", "mesh"}, {"mesh-boot", "mesh"}, {"mesh-trial", "mesh"}, {"mesh-handover", "mesh"},
-	{"firewalld", "firewalld"}, {"foomuuri", "foomuuri"},
-	{"docker-bridges", docker}, {"netavark", "podman (netavark)"}, {"incus", "incus"}, {"lxd", "lxd"}, {"lxc", "lxc"},
+	{"firewalld", "firewalld"}, {"firewalld_policy_*", "firewalld"}, {"foomuuri", "foomuuri"}, {"nftables_svc", service},
+	{"proxmox-firewall*", pveFirewall},
+	{"docker-bridges", docker}, {"netavark", "podman (netavark)"}, {"incus", "incus"}, {"lxd", "lxd"}, {"lxc", "lxc"}, {"cni_*", "CNI plugins"},
+	{"kindnet*", "kindnet"}, {"kube-network-policies", "kindnet"}, {"ovn-kubernetes*", "ovn-kubernetes"},
 	{"kube-proxy", "kube-proxy"}, {"flannel-ipv?", "flannel"}, {"calico", "calico"}, {"cilium*", "cilium"}, {"kube-router*", "kube-router"},
 	{"libvirt_network", "libvirt"},
-	{"wg-quick-*", "wg-quick"}, {"netbird*", "netbird"}, {"tailscale*", "tailscale"},
+	{"wg-quick-*", "wg-quick"}, {"netbird*", "netbird"}, {"tailscale*", "tailscale"}, {"mullvad*", "mullvad"}, {"nordvpn*", "nordvpn"},
 	{"f2b-*", "fail2ban"}, {"fail2ban*", "fail2ban"}, {"sshguard", "sshguard"}, {"crowdsec*", "crowdsec"},
 	{"nm-shared-*", "NetworkManager"}, {"io.systemd.nat", "systemd-networkd"},
-	{"miniupnpd*", miniupnpd}, {"nftlb", "nftlb"}, {"opensnitch", opensnitch},
+	{"miniupnpd*", miniupnpd}, {"nftlb", "nftlb"}, {"keepalived", "keepalived"}, {"opensnitch", opensnitch},
 }
 
 // chainNames are chains that tools put into tables they share with others.
 var chainNames = []namedOwner{
 	{"ufw-*", "ufw"}, {"ufw6-*", "ufw"},
 	{"DOCKER", docker}, {"DOCKER-*", docker},
-	{"NETAVARK*", "podman (netavark)"}, {"CNI-*", "CNI plugins"},
+	{"NETAVARK*", "podman (netavark)"}, {"CNI-*", "CNI plugins"}, {"cni-br-iface-*", "CNI plugins"},
 	{"LIBVIRT_*", "libvirt"},
-	{"libvirt-*", "libvirt"}, {"FI-vnet*", "libvirt"}, {"FO-vnet*", "libvirt"}, {"HI-vnet*", "libvirt"}, {"I-vnet*", "libvirt"}, {"O-vnet*", "libvirt"}, // its nwfilter
+	{"libvirt-*", "libvirt"}, {"FI-vnet*", "libvirt"}, {"FO-vnet*", "libvirt"}, {"FJ-vnet*", "libvirt"}, {"FP-vnet*", "libvirt"}, {"HI-vnet*", "libvirt"}, {"HJ-vnet*", "libvirt"},
+	{"I-vnet*", "libvirt"}, {"O-vnet*", "libvirt"}, {"J-vnet*", "libvirt"}, {"P-vnet*", "libvirt"}, // its nwfilter
+	{"neutron-*", "neutron"},
 	{"KUBE-ROUTER-*", "kube-router"}, {"KUBE-NWPLCY-*", "kube-router"}, {"KUBE-POD-FW-*", "kube-router"},
 	{"KUBE-FIREWALL", "kubelet"}, {"KUBE-KUBELET-CANARY", "kubelet"}, {"KUBE-*", "kube-proxy"},
 	{"FLANNEL-*", "flannel"}, {"cali-*", "calico"}, {"CILIUM_*", "cilium"}, {"OLD_CILIUM_*", "cilium"},
@@ -125,7 +130,7 @@ var signs = []namedOwner{
 	{"IN_SANITY", "apf-firewall"}, {"OUT_SANITY", "apf-firewall"}, {"PZERO", "apf-firewall"}, {"FRAG_UDP", "apf-firewall"},
 	{"rfc4890", "pyroman"}, {"rfc4890f", "pyroman"},
 	{"SMART_REJECT", "firehol"}, {"pr_*", "firehol"},
-	{"LOCALINPUT", csf}, {"LOGDROPIN", csf}, {"DENYIN", csf},
+	{"LOCALINPUT", csf}, {"LOGDROPIN", csf}, {"DENYIN", csf}, {"PVEFW-*", pveFirewall},
 }
 
 // hintOneSource is a rule that rejects all of one source address: inside ufw's chain for people's
@@ -147,8 +152,9 @@ var (
 	}
 	setNames = []namedOwner{{"crowdsec*", "crowdsec"}, {"f2b-*", "fail2ban"}, {"fail2ban-*", "fail2ban"}, {"sshguard*", "sshguard"}, {"cali*", "calico"}, {"KUBE-*", "kube-proxy"}, {"DOCKER-*", docker}, {"addr-set-*", "fail2ban"}, {"addr6-set-*", "fail2ban"}}
 	// comments are those of single rules in chains of others, by the tools that write one into each.
-	comments  = []namedOwner{{"generated for LXD network *", "lxd"}, {"generated for Incus network *", "incus"}, {"nm-shared-*", "NetworkManager"}}
-	linkNames = []namedOwner{{"docker0", docker}, {"docker_gwbridge", docker}, {"br-????????????", docker}, {"virbr*", "libvirt"}, {"cni-podman*", "podman (netavark)"}, {"podman*", "podman (netavark)"}}
+	comments = []namedOwner{{"generated for LXD network *", "lxd"}, {"generated for Incus network *", "incus"}, {"generated for Multipass network *", "multipass"},
+		{"nm-shared-*", "NetworkManager"}, {"wg-quick(8) rule for *", "wg-quick"}}
+	linkNames = []namedOwner{{"docker0", docker}, {"docker_gwbridge", docker}, {"br-????????????", docker}, {"virbr*", "libvirt"}, {"cni-podman*", "podman (netavark)"}, {"podman*", "podman (netavark)"}, {"wt0", "netbird"}}
 )
 
 // like says whether name is of the pattern.
@@ -183,8 +189,8 @@ func ownerIn(table []namedOwner, name string) string {
 type world struct {
 	// plain owns tables of iptables that bear no front end's sign.
 	plain string
-	// fronts are the front ends with a sign in any table of ip and ip6.
-	fronts []string
+	// fronts are the front ends with a sign in any table of a family, ip or ip6.
+	fronts map[string][]string
 	// tools are owners of named chains in the tables of iptables, of both families together: a tool
 	// writes single rules into tables where it has no chain.
 	tools []string
@@ -197,12 +203,12 @@ type world struct {
 }
 
 func look(tables []Table, plain string, served []string) world {
-	w := world{plain: plain, served: served}
+	w := world{plain: plain, served: served, fronts: map[string][]string{}}
 	for i := range tables {
 		t := &tables[i]
 		if t.Family == "ip" || t.Family == "ip6" {
 			for _, f := range frontsIn(t) {
-				w.fronts = addWord(w.fronts, f)
+				w.fronts[t.Family] = addWord(w.fronts[t.Family], f)
 			}
 			if t.ofIPTables() {
 				w.tools = addTools(w.tools, t)
@@ -287,14 +293,44 @@ func (w world) at(t *Table) here {
 		}
 	case !t.ofIPTables():
 		h.fronts = []string{unknown}
-	case len(w.fronts) > 0:
-		h.fronts = w.fronts
+	case len(w.frontsOver(t)) > 0:
+		h.fronts = w.frontsOver(t)
 	case slices.Contains(h.tools, docker) && !h.administered():
 		h.fronts = nil // its policy is docker's alone
 	default:
 		h.fronts = []string{w.plain}
 	}
 	return h
+}
+
+// frontsOver are the front ends that an unsigned table of iptables is counted to: those of its family, or, when
+// it only shuts the family off, those of the other. A front end that is told to do without IPv6 shuts it off with
+// policies and a few rules that bear no sign; what lets more in was written by somebody else.
+func (w world) frontsOver(t *Table) []string {
+	if fronts := w.fronts[t.Family]; len(fronts) > 0 || !t.shut() {
+		return fronts
+	}
+	return w.fronts[map[string]string{"ip": "ip6", "ip6": "ip"}[t.Family]]
+}
+
+// mostOfShut is how many rules a chain of a family that is shut off has at most, besides those that refuse:
+// for loopback, and for what is known already.
+const mostOfShut = 2
+
+// shut says whether t, with the built-in chains alone, lets nothing of its family in or through.
+func (t *Table) shut() bool {
+	for _, c := range t.Chains {
+		others := c.Rules
+		for _, a := range c.Acts {
+			if a.refuses() {
+				others -= a.Count
+			}
+		}
+		if !c.Base || others > mostOfShut || (c.Hook == "input" || c.Hook == "forward") && c.Policy != "drop" && !slices.ContainsFunc(c.Acts, Act.refuses) {
+			return false
+		}
+	}
+	return len(t.Chains) > 0
 }
 
 // addTools adds the owners of named chains of t.
@@ -347,8 +383,12 @@ func (h here) administered() bool {
 // A link's name is a hint only where the tool has chains beside.
 func (h here) tool(hint string) string {
 	if link, ok := strings.CutPrefix(hint, hintLink); ok {
-		if h.t.ofIPTables() && slices.Contains(h.w.bridges, link) {
+		switch {
+		case !h.t.ofIPTables():
+		case slices.Contains(h.w.bridges, link):
 			return docker
+		case link == "lo" && h.t.Name == "raw" && slices.Contains(h.w.tools, docker):
+			return docker // it guards what it publishes on loopback
 		}
 		return ""
 	}

@@ -15,8 +15,8 @@ import (
 const attempts = 10
 
 // Read reads all rule sets of the network namespace that the calling thread is in, between two equal
-// generations, once the commit under way has ended. One that never holds still is returned as it was last seen, with a note. It needs
-// CAP_NET_ADMIN.
+// generations, once the commit under way has ended. One that never holds still is returned as it was last
+// seen, with a note. It needs CAP_NET_ADMIN.
 func Read(ctx context.Context) (Ruleset, error) { return read(ctx, runSave, false) }
 
 func read(ctx context.Context, save saver, whole bool) (Ruleset, error) {
