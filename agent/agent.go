@@ -245,8 +245,8 @@ func (a *Agent) probe(ctx context.Context) error { return bus.Probe(ctx, a.optio
 
 func (a *Agent) engineConfig() apply.Config {
 	c := apply.Config{
-		Store: a.store, Node: a.node, Mesh: a.cfg.Credential.Mesh, Verifier: a.cfg.Credential.Signer, Curve: a.cfg.Credential.Curve, Instance: a.keys.seed,
-		Root: a.cfg.Root, BundleDir: filepath.Join(a.cfg.Dir, "bundles"), Host: a.machine.Host, Fetch: a.link.Fetch, Offer: a.offers(),
+		Store: a.store, Node: a.node, Mesh: a.cfg.Credential.Mesh, Verifier: a.cfg.Credential.Signer, Curve: a.cfg.Credential.Curve,
+		Root: a.cfg.Root, BundleDir: filepath.Join(a.cfg.Dir, "bundles"), Host: a.machine.Host, Fetch: a.link.Fetch, Offer: a.offers(), Journal: a.lastLines,
 		Clock: a.cfg.Clock, Rand: a.cfg.Rand, Log: a.cfg.Log, Workers: a.cfg.Workers, FailPoint: a.cfg.FailPoint,
 	}
 	if a.machine.Filter != nil {
@@ -264,7 +264,7 @@ func (a *Agent) run(ctx context.Context) error {
 		run  func(context.Context) error
 	}
 	jobs, results := make(chan job), make(chan done)
-	parts := []part{{"bus link", a.link.Run}, {"verbs", a.serve.Run}, {"journal", a.journal.Run}, {"diagnose", a.pieces.Run}, {"apply", func(ctx context.Context) error { return a.work(ctx, jobs, results) }}}
+	parts := []part{{"bus link", a.link.Run}, {"verbs", a.serve.Run}, {"journal", a.journal.Run}, {"diagnose", a.pieces.Run}, {"health", a.engine.Run}, {"apply", func(ctx context.Context) error { return a.work(ctx, jobs, results) }}}
 	if a.upgrade != nil {
 		parts = append(parts, part{"own upgrade", a.upgrade.Run})
 	}

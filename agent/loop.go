@@ -116,6 +116,13 @@ func (w *waiting) given(j job) {
 	w.looking, w.asked = append(w.looking, w.asked...), nil
 }
 
+// ask is want, and what failed for good is tried again, too.
+func (w *waiting) ask() {
+	if w.want(); w.look == apply.Reconcile {
+		w.look = apply.Asked
+	}
+}
+
 // want has a look made when nothing else is under way.
 func (w *waiting) want() {
 	switch {
@@ -220,6 +227,8 @@ func (a *Agent) loop(ctx context.Context, jobs chan<- job, results <-chan done, 
 			t.slow = nil
 			a.underWay(ctx)
 		case <-minute:
+			w.want()
+		case <-a.engine.Changed():
 			w.want()
 		case <-a.machine.Changed:
 			if t.later == nil {

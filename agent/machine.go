@@ -42,7 +42,7 @@ func OnHost(root string, log *slog.Logger) func(context.Context, *state.Store, f
 		units := systemd.New(clk)
 		profile := profiler(root, units)
 		now := profile(ctx)
-		m := Machine{Profile: after(now, profile), Host: apply.Host{Files: files, Units: units, Runner: units, Taken: hostlink.Taken,
+		m := Machine{Profile: after(now, profile), Host: apply.Host{Files: files, Units: units, Runner: units, Programs: units, Taken: hostlink.Taken,
 			Machine: resource.Machine{Arch: now.Arch, OS: now.OS, Engine: now.Engine != ""}}}
 		closers := []func() error{files.Close, func() error { units.Close(); return nil }}
 		changed := make(chan struct{}, 1) // one look pending is enough

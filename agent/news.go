@@ -70,14 +70,15 @@ func (n *news) keyOf(r report.Report) (key [sha256.Size]byte, err error) {
 }
 
 // plain is modules without times and counters. A module in a crash loop is seen in turn as ended, as
-// failed and as started in vain: each is news once while it fails.
+// failed and as started in vain, one that gets no well answer as refusing and as silent: each is news once
+// while it is not well.
 func (n *news) plain(modules []report.Module) []report.Module {
 	out := slices.Clone(modules)
 	words := make(map[subject.Module][]string, len(n.words))
 	for i := range out {
 		m := &out[i]
 		m.Restarts, m.Since = 0, 0
-		if m.State != report.Broken {
+		if m.State == report.Running || m.State == report.Unknown {
 			continue
 		}
 		said := n.words[m.Name]

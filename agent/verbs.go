@@ -108,7 +108,7 @@ func (a *Agent) reportVerb(ctx context.Context, _ verb.Caller, _ controller.Noth
 func (a *Agent) applyVerb(ctx context.Context, _ verb.Caller, _ controller.Nothing) (engine.ApplyAnswer, error) {
 	over := make(chan done, 1)
 	err := a.onLoop(ctx, func(w *waiting) {
-		w.want()
+		w.ask()
 		w.asked = append(w.asked, over)
 	})
 	if err != nil {
@@ -209,6 +209,25 @@ func unitsOf(rows []state.Row, m subject.Module) (units []string) {
 	}
 	slices.Sort(units)
 	return units
+}
+
+// linesBound is how long the last lines of a module may take to be read.
+const linesBound = 5 * time.Second
+
+// lastLines are at most n of the last lines that units said since a time.
+func (a *Agent) lastLines(ctx context.Context, units []string, since time.Time, n int) (lines []string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, linesBound)
+	defer cancel()
+	answer, err := a.journal.Begin(ctx, journal.Ask{Units: units, LogsAsk: engine.LogsAsk{SinceMS: since.UnixMilli(), Lines: n}})
+	for {
+		for _, l := range answer.Lines {
+			lines = append(lines, l.Text)
+		}
+		if err != nil || answer.Done || ctx.Err() != nil {
+			return lines, err
+		}
+		answer, err = a.journal.Next(ctx, engine.LogsNextAsk{Read: answer.Read, Batch: answer.Next, WaitMS: engine.MaxLogsWait.Milliseconds()})
+	}
 }
 
 func (a *Agent) logsVerb(ctx context.Context, _ verb.Caller, ask engine.LogsAsk) (engine.LogsAnswer, error) {

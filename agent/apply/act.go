@@ -208,6 +208,7 @@ func (r *run) settle(ctx context.Context, m subject.Module, jobs []systemd.JobRe
 		wg.Add(1)
 		go func() { // ends after the settling time, or with ctx
 			defer wg.Done()
+			r.ask(job.State.Name)
 			v, err := r.cfg.Host.Units.Settle(ctx, job, r.cfg.Settle)
 			if err != nil {
 				r.fail(ctx, m, err)
@@ -417,7 +418,7 @@ func (r *run) startUnit(ctx context.Context, s plan.Step) (*systemd.JobResult, e
 		start = units.Restart
 	}
 	r.mu.Lock()
-	r.begun[s.Name()] = !s.Retry
+	r.begun[s.Name()] = s.Fresh || !s.Retry
 	r.mu.Unlock()
 	job, err := r.job(ctx, s, start)
 	if err != nil {

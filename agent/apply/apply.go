@@ -23,6 +23,7 @@ import (
 	"sync"
 	"time"
 
+	"mesh/agent/health"
 	"mesh/agent/host/engine"
 	"mesh/agent/host/file"
 	"mesh/agent/host/systemd"
@@ -63,6 +64,8 @@ type Host struct {
 	Runner user.Runner
 	// Machine is what modules' needs are held against; zero for nothing.
 	Machine resource.Machine
+	// Programs runs what is asked of modules' health; nil for nobody.
+	Programs Programs
 	// Taken are the ranges of addresses that are in use on the machine, for new networks to keep out of; nil
 	// for none.
 	Taken func(ctx context.Context) ([]netip.Prefix, error)
@@ -93,9 +96,11 @@ type Config struct {
 	Filter Filter // nil for none
 	// Offer serves an image that the mesh carries to the machine's engine, until its Close; nil for none.
 	Offer OfferFunc
-	Clock clock.Clock
-	Rand  io.Reader
-	Log   *slog.Logger
+	// Journal returns at most n of the last lines that units said since a time; nil for none.
+	Journal func(ctx context.Context, units []string, since time.Time, n int) ([]string, error)
+	Clock   clock.Clock
+	Rand    io.Reader
+	Log     *slog.Logger
 	// Workers bounds the modules worked on side by side; 0 means 4.
 	Workers int
 	// Settle is how long a started unit must stay up; 0 means 1.5 s.
@@ -133,6 +138,7 @@ type Cause string
 const (
 	Boot      Cause = "boot"      // the agent came up
 	Reconcile Cause = "reconcile" // it is time to look, or something hinted
+	Asked     Cause = "asked"     // somebody wants it: what failed is tried again, too
 )
 
 // Result is how a pass went.
@@ -194,6 +200,8 @@ type Engine struct {
 	booted    bool
 	storeGone bool // and could not be written anew
 	hand      hand
+	health    healthState
+	prober    *health.Prober
 
 	mu       sync.Mutex // guards the two below
 	declared *declaration.Declaration
@@ -226,6 +234,8 @@ func New(cfg Config) (*Engine, error) {
 	e := &Engine{cfg: cfg, root: cfg.Host.Files, turn: make(chan struct{}, 1), passed: resource.Passed{}, expanded: resource.Expanded{}, seen: map[string]file.State{},
 		pauses: map[subject.Module]*pause{}, lives: map[string]life{}, indexes: map[string]*index{}, mended: map[string]time.Time{}, said: map[string]report.Drift{}}
 	e.turn <- struct{}{}
+	e.health.trials, e.health.goods, e.health.sums = map[subject.Module]*trial{}, map[subject.Module]*goodBuild{}, map[subject.Module]sumOf{}
+	e.prober = health.New(health.Config{Run: e.runProgram, Clock: cfg.Clock})
 	if e.root == nil {
 		var err error
 		if e.root, err = file.OpenRoot(cfg.Root); err != nil {
@@ -263,6 +273,12 @@ type work struct {
 	plan      plan.Plan
 	// unreadable are modules that could not be expanded or looked at.
 	unreadable map[subject.Module]error
+	// sums tell the declared instances; back are those in whose place the last good one stands, keep the ids of
+	// what the last good ones are started from, and due what goes back with this work.
+	sums map[subject.Module]string
+	back map[subject.Module]*proof
+	keep map[string]bool
+	due  []due
 }
 
 // Accept takes a signed declaration in and carries it out. A declaration that is refused, because it is
@@ -305,8 +321,10 @@ func (e *Engine) Accept(ctx context.Context, signed declaration.Signed) (Result,
 		return Result{RefusedSeq: d.Seq}, err
 	}
 	r, err := e.carry(ctx, w)
-	r.News = true
-	return r, err
+	if r.News = true; err != nil {
+		return r, err
+	}
+	return e.goBack(ctx, d, manifests, r)
 }
 
 // Pass looks at the machine and puts in order what is not as the declaration held says.
@@ -318,6 +336,11 @@ func (e *Engine) Pass(ctx context.Context, cause Cause) (Result, error) {
 	defer give()
 	start := e.cfg.Clock.Now()
 	e.keepStore(ctx)
+	if cause == Asked {
+		if err := e.tryAgain(ctx); err != nil {
+			return Result{}, err
+		}
+	}
 	if cause != Boot && e.unchanged(ctx) {
 		return e.again(), nil
 	}
@@ -351,7 +374,11 @@ func (e *Engine) Pass(ctx context.Context, cause Cause) (Result, error) {
 		}
 		e.cfg.FailPoint(afterIntent)
 	}
-	return e.carry(ctx, w)
+	r, err := e.carry(ctx, w)
+	if err != nil {
+		return r, err
+	}
+	return e.goBack(ctx, d, manifests, r)
 }
 
 // keepStore sees to the store's file. That it cannot be written anew is said once, and no reason not to look

@@ -2,6 +2,7 @@ package apply_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -209,6 +210,7 @@ func (b *bed) artifact(t testing.TB, files map[string]string) *declaration.Artif
 type mod struct {
 	manifest.Manifest
 	artifact *declaration.Artifact
+	build    string // "" for build-1
 	settings map[string]string
 	secrets  map[string]string
 }
@@ -230,7 +232,7 @@ func (b *bed) content(t testing.TB, mods ...mod) declaration.Content {
 	for _, m := range mods {
 		text, err := json.Marshal(m.Manifest)
 		must(t, err)
-		d := declaration.Module{Name: m.Module, Build: "build-1", Artifact: m.artifact, Manifest: text, Settings: m.settings}
+		d := declaration.Module{Name: m.Module, Build: cmp.Or(m.build, "build-1"), Artifact: m.artifact, Manifest: text, Settings: m.settings}
 		for k, v := range m.secrets {
 			sealed, err := credential.Seal(rand.Reader, public, "n1", m.Module, k, v)
 			must(t, err)

@@ -13,6 +13,8 @@ const (
 	bundleOpened  = "fetch bundle: unpacked"
 	bundleSynced  = "fetch bundle: synced"
 	bundleNamed   = "fetch bundle: renamed"
+	beforeBack    = "before going back"
+	afterBack     = "after going back"
 	beforeOutcome = "before outcome"
 	afterOutcome  = "after outcome"
 )
@@ -26,7 +28,7 @@ func failPoints() []string {
 	for _, op := range plan.Ops {
 		all = append(all, before(op), after(op))
 	}
-	return append(all, beforeOutcome, afterOutcome)
+	return append(all, beforeBack, afterBack, beforeOutcome, afterOutcome)
 }
 
 func before(op plan.Op) string { return "before " + string(op) }

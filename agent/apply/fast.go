@@ -111,7 +111,7 @@ func (e *Engine) remember(w *work) {
 // by stat, nothing written.
 func (e *Engine) unchanged(ctx context.Context) bool {
 	s := e.fast
-	if s == nil || e.cfg.Filter != nil && !e.filterOK || !e.accountsUnchanged() {
+	if s == nil || e.prober.News() != e.health.heard || e.cfg.Filter != nil && !e.filterOK || !e.accountsUnchanged() {
 		return false
 	}
 	if len(s.units)+len(s.bundles) > 0 {

@@ -47,7 +47,15 @@ func (e *Engine) carry(ctx context.Context, w *work) (Result, error) {
 	states := e.after(ctx, r)
 	r.live(ctx, states)
 	result := Result{Seq: w.d.Seq, Outcome: report.Applied, Steps: r.steps, Modules: r.modules(states, paused), Strays: e.strays(w)}
+	r.outcome.Good = r.prove(ctx, result.Modules, states, paused)
 	result.Drift, result.Left = e.drift(r)
+	if len(e.health.due) > 0 { // it goes on with what is due
+		r.outcome.Drift = result.Drift
+		e.cfg.Store.Stage(r.outcome)
+		result.Took = e.cfg.Clock.Now().Sub(w.start)
+		return result, nil
+	}
+	r.watch(states)
 	e.blame(r, &result, filterErr)
 	result.NextTry = r.nextTry(paused)
 	e.sayHands(ctx, r, &result)
@@ -219,6 +227,9 @@ func (r *run) nextTry(paused map[subject.Module]string) (next time.Time) {
 	for _, l := range r.late {
 		sooner(now.Add(l.again))
 	}
+	for _, t := range r.health.trials {
+		sooner(t.Ends())
+	}
 	for _, l := range r.lives {
 		if at := l.died.Add(steady); !l.died.IsZero() && at.After(now) {
 			sooner(at)
@@ -235,15 +246,15 @@ func (r *run) hasUnits(m subject.Module) bool {
 	})
 }
 
-// health is how the units of a module are, in words: what is down, what came back and has not proved that
+// shape is how the units of a module are, in words: what is down, what came back and has not proved that
 // it stays, what is on its way; and how often they were started again.
-type health struct {
+type shape struct {
 	down, shaky, moving string
 	restarts            int
 	retried             bool // one was started because it had failed
 }
 
-func (r *run) unitsOf(m subject.Module, states map[string]plan.Unit) (h health) {
+func (r *run) unitsOf(m subject.Module, states map[string]plan.Unit) (h shape) {
 	var down, shaky, moving []string
 	for _, res := range r.w.resources {
 		if res.Module != m || res.Kind != resource.KindUnit {
@@ -340,7 +351,11 @@ func (e *Engine) blame(r *run, result *Result, filterErr error) {
 			if r := refusal.Of(r.why(m.Name)); r != nil {
 				failed(r.What, r.Why, r.Do)
 			}
-			failed("module "+string(m.Name), m.Detail, "see mesh-agent show "+string(m.Name)+"; it is tried again by itself")
+			do := "see mesh-agent show " + string(m.Name) + "; it is tried again by itself"
+			if p := r.w.back[m.Name]; p != nil {
+				do = fmt.Sprintf("correct it and push a new build; it is not tried again until then, or until somebody asks: mesh-coordinator node apply-now %s", r.cfg.Node)
+			}
+			failed("module "+string(m.Name), m.Detail, do)
 		}
 	}
 	// What an unassigned module left, and could not be removed.

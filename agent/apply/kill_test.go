@@ -21,6 +21,7 @@ import (
 	"mesh/agent/state"
 	"mesh/shared/clock"
 	"mesh/shared/manifest"
+	"mesh/shared/report"
 )
 
 // The child is this test's own binary as an agent that dies at the n-th fail point it comes to, or lives
@@ -87,6 +88,7 @@ type lives struct {
 	name string
 	past func(t *testing.T, b *bed)
 	next func(t *testing.T, b *bed) []mod // nil: the change is a pass
+	back bool                             // it ends with what was before, which stands in the place of what failed
 }
 
 func busy(b *bed, t *testing.T, version string) []mod {
@@ -112,6 +114,18 @@ var change = lives{
 	},
 }
 
+// back is a build that fails, and the last good one that takes its place again (APP-7).
+var back = lives{
+	name: "going back",
+	past: func(t *testing.T, b *bed) { applied(t, b.accept(t, 1, busy(b, t, "one")...)) },
+	next: func(t *testing.T, b *bed) []mod {
+		mods := busy(b, t, "fails")
+		mods[0].build = "build-2"
+		return mods
+	},
+	back: true,
+}
+
 var repair = lives{
 	name: "a pass",
 	past: func(t *testing.T, b *bed) {
@@ -127,7 +141,7 @@ var repair = lives{
 // before, and never in a third.
 func TestKilledAtEachInstantItConverges(t *testing.T) {
 	reached := map[string]bool{}
-	for _, l := range append(boxLives, change, repair) {
+	for _, l := range append(boxLives, change, repair, back) {
 		t.Run(l.name, func(t *testing.T) {
 			for _, p := range killEach(t, l) {
 				reached[p] = true
@@ -165,7 +179,13 @@ func killEach(t *testing.T, l lives) []string {
 	}
 	again()
 	points := live(t, dir, 0)
-	want := end(t, dir)
+	want := end(t, dir, l.back)
+	between := map[string]string{}
+	if l.back { // what failed may be there, too
+		again()
+		live(t, dir, slices.Index(points, "before going back")+1)
+		between = tree(t, filepath.Join(dir, "root"))
+	}
 	if len(points) < 10 {
 		t.Fatalf("only %d fail points: %v", len(points), points)
 	}
@@ -173,8 +193,8 @@ func killEach(t *testing.T, l lives) []string {
 		t.Run(fmt.Sprintf("%d %s", i+1, name), func(t *testing.T) {
 			again()
 			live(t, dir, i+1)
-			whole(t, dir, before, want.tree)
-			got := end(t, dir)
+			whole(t, dir, before, want.tree, between)
+			got := end(t, dir, l.back)
 			if d := cmp.Diff(want.tree, got.tree); d != "" {
 				t.Errorf("files (-want +got):\n%s", d)
 			}
@@ -203,14 +223,14 @@ func killEach(t *testing.T, l lives) []string {
 }
 
 // whole checks the instant after the kill: every file is the old or the new one, none is half.
-func whole(t *testing.T, dir string, before, after map[string]string) {
+func whole(t *testing.T, dir string, before, after, between map[string]string) {
 	t.Helper()
 	for p, text := range tree(t, filepath.Join(dir, "root")) {
 		if strings.HasPrefix(filepath.Base(p), ".mesh-") || p == "." || strings.HasPrefix(p, "etc/passwd") || strings.HasPrefix(p, "etc/group") ||
 			strings.HasPrefix(p, "var/lib/containers") { // the engine's own, which changes it for each image
 			continue
 		}
-		if text != before[p] && text != after[p] {
+		if text != before[p] && text != after[p] && text != between[p] {
 			t.Errorf("after the kill %s is %q, neither %q nor %q", p, text, before[p], after[p])
 		}
 	}
@@ -225,22 +245,32 @@ type ending struct {
 
 // end is the next life: a boot, the declaration once more should the first one not have been kept, and a
 // look that finds nothing to do.
-func end(t *testing.T, dir string) ending {
+func end(t *testing.T, dir string, back bool) ending {
 	t.Helper()
 	b, err := bedAt(dir)
 	must(t, err)
 	b.clock = clock.NewFake(clock.Real().Now().Add(2 * time.Hour))
 	must(t, b.start())
 	defer func() { must(t, b.stop()) }()
-	applied(t, b.pass(t, apply.Boot))
+	ends := func(r apply.Result) apply.Result {
+		t.Helper()
+		if !back {
+			return applied(t, r)
+		}
+		if m := r.Modules[0]; r.Outcome != report.Failed && r.Seq == 9 || !strings.Contains(m.Detail, "rolled back to build-1") && r.Seq == 9 {
+			t.Errorf("it did not go back: %s %+v", r.Outcome, m)
+		}
+		return r
+	}
+	ends(b.pass(t, apply.Boot))
 	if signed, err := os.ReadFile(b.path("next")); err == nil {
 		if r, err := b.engine.Accept(t.Context(), signed); err != nil {
 			t.Fatal(err)
 		} else {
-			applied(t, r)
+			ends(r)
 		}
 	}
-	if r := applied(t, b.pass(t, apply.Reconcile)); r.Steps > 0 {
+	if r := ends(b.pass(t, apply.Reconcile)); r.Steps > 0 {
 		t.Errorf("not settled: %+v", r)
 	}
 	e := ending{tree: tree(t, b.path("root")), rows: ledgerOf(t, b), units: map[string]paperUnit{}}

@@ -32,6 +32,9 @@ func (e *Engine) look(ctx context.Context, w *work, manifests []manifest.Manifes
 	if w.ledger, err = e.cfg.Store.Ledger(ctx); err != nil {
 		return err
 	}
+	if manifests, err = e.stand(ctx, w, manifests); err != nil {
+		return err
+	}
 	machine, box := e.machine(manifests)
 	w.resources, w.unreadable = resource.Expand(resource.Input{
 		Declaration: w.d, Manifests: manifests, Machine: machine, Engine: box, BundleDir: e.cfg.BundleDir, Passed: e.passed, Expanded: e.expanded,
@@ -44,8 +47,7 @@ func (e *Engine) look(ctx context.Context, w *work, manifests []manifest.Manifes
 	if err := e.observe(ctx, w); err != nil {
 		return err
 	}
-	w.plan = plan.New(plan.Input{Node: e.cfg.Node, Resources: w.resources, Unreadable: w.unreadable, Ledger: w.ledger,
-		Observed: w.see, Drift: w.d.Drift, Boot: w.cause == Boot && !e.booted && e.machineBooted(ctx)})
+	w.plan = plan.New(e.input(w, w.cause == Boot && !e.booted && e.machineBooted(ctx)))
 	return nil
 }
 

@@ -194,6 +194,8 @@ type Input struct {
 	Drift      declaration.Drift
 	// Boot: the machine came up; a unit that does not run yet was stopped by nobody.
 	Boot bool
+	// Keep are ids of bundles and images that stay though nothing declares them: of last good builds (APP-7).
+	Keep map[string]bool
 }
 
 // Finding is something that a person changed.

@@ -146,7 +146,7 @@ func (p *planner) bundles(wanted []resource.Resource) {
 				keep = keptBundles
 			}
 		}
-		for _, row := range o.others[min(keep, len(o.others)):] {
+		for _, row := range p.older(o.others, keep) {
 			digest := digestOf(row.ID)
 			if using[digest]--; using[digest] > 0 { // another module has the same one
 				p.out.Forget = append(p.out.Forget, row.ID)
@@ -155,6 +155,25 @@ func (p *planner) bundles(wanted []resource.Resource) {
 			p.out.Steps = append(p.out.Steps, Step{Op: RemoveBundle, ID: row.ID, Module: subject.Module(m), Reason: "older than the last two", Forget: true})
 		}
 	}
+}
+
+// older are those of rows, newest first, that go when keep of them stay. What has to stay counts among those.
+func (p *planner) older(rows []state.Row, keep int) (old []state.Row) {
+	for _, row := range rows {
+		if p.in.Keep[row.ID] {
+			keep--
+		}
+	}
+	for _, row := range rows {
+		switch {
+		case p.in.Keep[row.ID]:
+		case keep > 0:
+			keep--
+		default:
+			old = append(old, row)
+		}
+	}
+	return old
 }
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

@@ -298,7 +298,7 @@ func (p *planner) images(wanted []resource.Resource) {
 		if declared[m] {
 			keep = current[m]
 		}
-		for _, row := range rows[min(keep, len(rows)):] {
+		for _, row := range p.older(rows, keep) {
 			if !row.Made || using[ImageWord(row.ID)] > 0 {
 				p.out.Forget = append(p.out.Forget, row.ID)
 				continue

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"path"
 	"slices"
@@ -12,6 +13,9 @@ import (
 	"mesh/agent/state"
 	"mesh/shared/refusal"
 )
+
+// ErrBadUnit is met by errors.Is when systemd cannot load a unit as it is declared.
+var ErrBadUnit = errors.New("systemd cannot load the unit")
 
 // unitMode is how the files of units are.
 const unitMode = 0o644
@@ -36,7 +40,7 @@ func (p *planner) unit(r *resource.Resource) {
 	}
 	text := p.unitText(r, st)
 	if text == "" && !have.NeedReload && (have.Load == "bad-setting" || have.Load == "error") {
-		p.fail(r.Module, refusal.New(p.what(r), "systemd cannot load it: "+have.Load, "see systemd-analyze verify "+u.Path()+", correct the unit in the module and register it again"))
+		p.fail(r.Module, refusal.Because(ErrBadUnit, p.what(r), "systemd cannot load it: "+have.Load, "see systemd-analyze verify "+u.Path()+", correct the unit in the module and register it again"))
 		return
 	}
 	p.dropIns(r, have)
@@ -76,7 +80,7 @@ func (p *planner) unit(r *resource.Resource) {
 		before := len(steps)
 		add(op, why, drift && drifted)
 		if len(steps) > before {
-			steps[before].Retry = have.Active == "failed"
+			steps[before].Retry, steps[before].Fresh = have.Active == "failed", old.Trigger != u.Trigger
 		}
 	}
 	slices.SortStableFunc(steps, func(a, b Step) int { return cmp.Compare(a.Op.Phase(), b.Op.Phase()) })

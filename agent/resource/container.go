@@ -69,7 +69,7 @@ func (e *expander) container(name string, c manifest.Container) error {
 	t.section("Install")
 	t.set("WantedBy", "multi-user.target")
 	e.unit(Unit{Name: unit, Enabled: true, Started: true, Ends: c.RestartPolicy() != manifest.Always, Once: c.RestartPolicy() == manifest.Never,
-		Container: own, Uses: e.uses(c), Replaces: e.replaced(c.Replaces)}, t.String(), needs...)
+		Container: own, Uses: e.uses(c), Replaces: e.replaced(c.Replaces), Health: e.containerHealth(unit, own, c)}, t.String(), needs...)
 	return nil
 }
 

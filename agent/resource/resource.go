@@ -109,6 +109,8 @@ type Unit struct {
 	Uses      []string
 	// Replaces are units that run until this one is up.
 	Replaces []string
+	// Health says how it is told to be well; nil when its manifest does not say.
+	Health *Health
 	// Trigger changes when it has to be started anew: with its text, the bundle, and the module's files
 	// and settings. Secrets enter it sealed, never opened.
 	Trigger string

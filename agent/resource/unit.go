@@ -74,7 +74,7 @@ func (e *expander) process(name string, p manifest.Process) {
 	t.section("Install")
 	t.set("WantedBy", "multi-user.target")
 	e.unit(Unit{Name: unit, Enabled: true, Started: true, Ends: p.RestartPolicy() != manifest.Always, Once: p.RestartPolicy() == manifest.Never,
-		Replaces: e.replaced(p.Replaces)}, t.String(), needs...)
+		Replaces: e.replaced(p.Replaces), Health: e.health(unit, p)}, t.String(), needs...)
 }
 
 func (e *expander) timer(name string, timer manifest.Timer) {
@@ -178,7 +178,7 @@ func (e *expander) envFile(unit string, names []string, env map[string]string) s
 	for _, k := range names {
 		b.WriteString(k + `="` + envEscapes.Replace(env[k]) + "\"\n")
 	}
-	at := path.Join(path.Dir(e.in.BundleDir), "env", strings.TrimSuffix(unit, ".service")+".env")
+	at := e.envPath(unit)
 	dir := path.Dir(at)
 	content := []byte(b.String())
 	if !slices.ContainsFunc(e.out, func(r Resource) bool { return r.ID == ID(KindDir, dir) }) {
@@ -187,6 +187,11 @@ func (e *expander) envFile(unit string, names []string, env map[string]string) s
 	e.add(Resource{ID: ID(KindFile, at), Kind: KindFile, Needs: []string{ID(KindDir, dir)},
 		File: &File{Path: at, Content: content, Sum: Sum(content), Mode: 0o600, Owner: "root", Group: "root", Private: true}})
 	return at
+}
+
+// envPath is where that file is.
+func (e *expander) envPath(unit string) string {
+	return path.Join(path.Dir(e.in.BundleDir), "env", strings.TrimSuffix(unit, ".service")+".env")
 }
 
 // text is a unit file in the making.

@@ -103,10 +103,13 @@ type Batch struct {
 	Drift   []report.Drift
 	// Past is the pass itself, when it is worth remembering.
 	Past *Past
+	// Good is what became known of modules' last good builds.
+	Good []Good
 }
 
 // staged is what the mirror has and the file not yet. It is bounded by what it is about.
 type staged struct {
+	goods   map[string]Good
 	put     map[string]Row
 	gone    map[string]bool
 	before  map[string]report.Module
@@ -147,7 +150,7 @@ func (s *Store) stage(b Batch) bool {
 	if b.Modules != nil {
 		next = s.nextModules(b.Modules)
 	}
-	if len(b.Put) == 0 && len(b.Delete) == 0 && len(b.Drift) == 0 && b.Past == nil && maps.Equal(s.modules, next) {
+	if len(b.Put) == 0 && len(b.Delete) == 0 && len(b.Drift) == 0 && b.Past == nil && len(b.Good) == 0 && maps.Equal(s.modules, next) {
 		return false
 	}
 	now := s.clock.Now().UTC().Truncate(time.Millisecond)
@@ -172,6 +175,7 @@ func (w *staged) add(b Batch, now time.Time) {
 		r.At = now
 		w.put[r.ID] = r
 	}
+	w.addGoods(b.Good)
 	w.drift = append(w.drift, b.Drift...)
 	w.drift = w.drift[max(0, len(w.drift)-MaxDrift):]
 	if b.Past != nil {
@@ -258,6 +262,9 @@ func (s *Store) putStaged(ctx context.Context, tx *sql.Tx) error {
 		}
 	}
 	if err := putRows(ctx, tx, slices.Collect(maps.Values(w.put))); err != nil {
+		return err
+	}
+	if err := s.putStagedGoods(ctx, tx); err != nil {
 		return err
 	}
 	if err := putModules(ctx, tx, w.before, s.modules); err != nil {

@@ -221,11 +221,15 @@ func (s *Store) Accept(ctx context.Context, seq uint64, digest string, signed []
 			slot, int64(seq), now.UnixMilli(), len(signed), digest, s.padded(signed)); err != nil {
 			return err
 		}
+		if err := s.putStagedGoods(ctx, tx); err != nil { // what replaces a good build may need it back
+			return err
+		}
 		return putRows(ctx, tx, dated(intents, now))
 	})
 	if err != nil {
 		return false, fmt.Errorf("accept declaration %d: %w", seq, err)
 	}
+	s.staged.forgetGoods()
 	s.staged.forget(intents)
 	s.slot = slot
 	s.newest = Accepted{Seq: seq, Digest: digest, At: now}

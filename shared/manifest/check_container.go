@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 var (
@@ -183,6 +184,17 @@ func (c *checker) span(at string, d Duration) {
 	c.form(at, string(d), span().MatchString, "a time such as 30s, 5m or 1h")
 }
 
+// within checks a time span that has bounds.
+func (c *checker) within(at string, d Duration, least, most time.Duration) {
+	c.span(at, d)
+	if !span().MatchString(string(d)) {
+		return
+	}
+	if t, err := time.ParseDuration(string(d)); err != nil || t < least || t > most {
+		c.say(at, "%q: expected a time from %v to %v", clip(string(d)), least, most)
+	}
+}
+
 func (c *checker) device(at, d string) {
 	parts := strings.Split(d, ":")
 	ok := len(parts) <= 3 && strings.HasPrefix(parts[0], "/dev/")
@@ -292,8 +304,10 @@ func (c *checker) health(at string, h *Health) {
 	for i, w := range h.Command {
 		c.word(Index(at+".command", i), w)
 	}
-	c.span(at+".every", h.Every)
-	c.span(at+".within", h.Within)
+	c.within(at+".every", h.Every, time.Second, time.Hour)
+	c.within(at+".within", h.Within, time.Second, 24*time.Hour)
+	c.within(at+".timeout", h.Timeout, 100*time.Millisecond, time.Minute)
+	c.number(at+".retries", h.Retries, 1, 100)
 }
 
 // kernel checks groups, sysctls and kernel modules.

@@ -148,12 +148,16 @@ type Health struct {
 	TCP string `json:"tcp,omitempty"`
 	// A program that has to end with 0: in the container, or beside the process as its user.
 	Command []string `json:"command,omitempty"`
-	// Whether it is well as long as systemd calls its service active.
+	// Whether it is well as long as systemd calls its service active; nothing is asked then.
 	Systemd bool `json:"systemd,omitempty" default:"false"`
 	// How often it is asked.
 	Every Duration `json:"every,omitempty" default:"10s"`
-	// How long a new build may take to get well.
+	// How long a new build may take to get well before the last good one takes its place again.
 	Within Duration `json:"within,omitempty" default:"60s"`
+	// How long one ask may take.
+	Timeout Duration `json:"timeout,omitempty" default:"5s"`
+	// How many asks in a row have to fail before what was well is called unhealthy.
+	Retries Number `json:"retries,omitempty" default:"3"`
 }
 
 // Link is a symbolic link.

@@ -6,6 +6,7 @@ import (
 	"net"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -24,6 +25,23 @@ const DefaultStop = 10 * time.Second
 
 // StopWithin is how long the container may take to end before it is killed.
 func (c Container) StopWithin() time.Duration { return c.StopTimeout.Std(DefaultStop) }
+
+// The defaults of health's keys.
+const (
+	DefaultEvery   = 10 * time.Second
+	DefaultWithin  = time.Minute
+	DefaultTimeout = 5 * time.Second
+	DefaultRetries = 3
+)
+
+// Count is how many asks in a row have to fail. It is right only for one that passed Check.
+func (h *Health) Count() int {
+	n, err := strconv.Atoi(string(h.Retries))
+	if err != nil {
+		return DefaultRetries
+	}
+	return n
+}
 
 // RestartPolicy is the restart policy that holds.
 func (c Container) RestartPolicy() Restart { return cmp.Or(c.Restart, Always) }

@@ -180,11 +180,14 @@ func (e *Engine) do(ctx context.Context, what string, args ...string) (string, e
 	return out, err
 }
 
-// Exec runs a program in a running container, as what is asked of its health does, and returns its exit status
-// and the end of what it printed.
-func (e *Engine) Exec(ctx context.Context, container string, argv []string) (exit int, output string, err error) {
-	return e.try(ctx, "exec-"+container, append([]string{"exec", container}, argv...)...)
+// ExecWords is the command that runs a program in a running container, as what is asked of its health does. The
+// program and all it starts have the variable ProbeVar with that value: what ends the command does not end them.
+func (e *Engine) ExecWords(container, probe string, argv []string) []string {
+	return append([]string{e.program, "exec", "--env=" + ProbeVar + "=" + probe, container}, argv...)
 }
+
+// ProbeVar marks what ExecWords started.
+const ProbeVar = "MESH_PROBE"
 
 // UnitPrefix begins the names of the transient units that the engine's program runs as. No module has a _ in its
 // name, so no unit of one is called so.

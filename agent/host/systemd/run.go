@@ -26,6 +26,50 @@ const (
 // ended it, as shells do, and the end of what it printed. When ctx ends first the program is stopped, its
 // whole cgroup. A program of an earlier run of that name is waited for.
 func (c *Conn) Run(ctx context.Context, name string, argv []string) (exit int, output string, err error) {
+	return c.run(ctx, name, argv)
+}
+
+// Program is what RunAs runs; "" and nil are root, / and nothing.
+type Program struct {
+	Argv            []string
+	User, Directory string
+	// Env are variables as "NAME=value", EnvFile a file of more (systemd.exec(5)).
+	Env     []string
+	EnvFile string
+}
+
+// RunAs is Run for a program that runs as somebody and somewhere, and again and again: that it began and ended
+// is not in the journal.
+func (c *Conn) RunAs(ctx context.Context, name string, p Program) (exit int, output string, err error) {
+	property := func(name string, v any) sdbus.Property {
+		return sdbus.Property{Name: name, Value: dbus.MakeVariant(v)}
+	}
+	more := []sdbus.Property{property("LogLevelMax", int32(warning))}
+	if p.User != "" {
+		more = append(more, property("User", p.User))
+	}
+	if p.Directory != "" {
+		more = append(more, property("WorkingDirectory", p.Directory))
+	}
+	if len(p.Env) > 0 {
+		more = append(more, property("Environment", p.Env))
+	}
+	if p.EnvFile != "" {
+		more = append(more, property("EnvironmentFiles", []envFile{{p.EnvFile, false}}))
+	}
+	return c.run(ctx, name, p.Argv, more...)
+}
+
+// warning is LOG_WARNING of syslog(3).
+const warning = 4
+
+// envFile is a value of EnvironmentFiles (org.freedesktop.systemd1(5)).
+type envFile struct {
+	Path     string
+	Optional bool
+}
+
+func (c *Conn) run(ctx context.Context, name string, argv []string, more ...sdbus.Property) (exit int, output string, err error) {
 	what, unit := "run "+strings.Join(argv, " "), name+".service"
 	path, err := lookPath(argv)
 	if err != nil {
@@ -36,7 +80,7 @@ func (c *Conn) Run(ctx context.Context, name string, argv []string) (exit int, o
 		return 0, "", fmt.Errorf("%s: %w", what, err)
 	}
 	defer out.Close() // it was only memory
-	props := runProperties(what, path, argv[1:], out)
+	props := append(runProperties(what, path, argv[1:], out), more...)
 	start := func() error {
 		_, err := c.await(ctx, what, unit, func(ctx context.Context, s *session, done chan<- string) error {
 			_, err := s.StartTransientUnitContext(ctx, unit, "fail", props, done)
