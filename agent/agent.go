@@ -245,7 +245,7 @@ func (a *Agent) probe(ctx context.Context) error { return bus.Probe(ctx, a.optio
 
 func (a *Agent) engineConfig() apply.Config {
 	c := apply.Config{
-		Store: a.store, Node: a.node, Mesh: a.cfg.Credential.Mesh, Verifier: a.cfg.Credential.Signer, Curve: a.cfg.Credential.Curve,
+		Store: a.store, Node: a.node, Mesh: a.cfg.Credential.Mesh, Verifier: a.cfg.Credential.Signer, Curve: a.cfg.Credential.Curve, Instance: a.keys.seed,
 		Root: a.cfg.Root, BundleDir: filepath.Join(a.cfg.Dir, "bundles"), Host: a.machine.Host, Fetch: a.link.Fetch, Offer: a.offers(), Journal: a.lastLines,
 		Clock: a.cfg.Clock, Rand: a.cfg.Rand, Log: a.cfg.Log, Workers: a.cfg.Workers, FailPoint: a.cfg.FailPoint,
 	}
