@@ -3,6 +3,7 @@ package firewall_test
 import (
 	"encoding/binary"
 	"net"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -274,7 +275,7 @@ func TestGuestOnAnUplinkBridge(t *testing.T) {
 	lab.Host.Run("", "ip", "link", "set", "vethg", "master", netlab.Bridge)
 	for _, family := range []string{"iptables", "ip6tables"} {
 		if out, err := lab.Host.Try("1", "tee", "/proc/sys/net/bridge/bridge-nf-call-"+family); err != nil {
-			t.Skipf("this kernel has no br_netfilter: %s", out)
+			t.Skipf("NOT PROVEN ON THIS KERNEL: it lacks CONFIG_BRIDGE_NETFILTER (%s)", strings.TrimSpace(out))
 		}
 	}
 	guest.Serve("tcp", "[::]:80")

@@ -54,19 +54,24 @@ func readLinks() ([]Link, error) {
 	}
 	out := make([]Link, 0, len(list))
 	for _, l := range list {
-		a := l.Attrs()
-		link := Link{
-			Index: a.Index, Name: a.Name, Kind: l.Type(), Master: a.MasterIndex,
-			Up: a.RawFlags&unix.IFF_UP != 0, Loopback: a.RawFlags&unix.IFF_LOOPBACK != 0,
-		}
-		// With NetNsID the parent is in another namespace, where its index means another link.
-		if a.NetNsID < 0 {
-			link.Parent = a.ParentIndex
-		}
-		link.Hardware = a.ParentDev != "" || hasDevice(a.Name)
-		out = append(out, link)
+		out = append(out, linkOf(l))
 	}
 	return out, err
+}
+
+// linkOf takes what Outside needs.
+func linkOf(l netlink.Link) Link {
+	a := l.Attrs()
+	link := Link{
+		Index: a.Index, Name: a.Name, Kind: l.Type(), Master: a.MasterIndex,
+		Up: a.RawFlags&unix.IFF_UP != 0, Loopback: a.RawFlags&unix.IFF_LOOPBACK != 0,
+	}
+	// With NetNsID the parent is in another namespace, where its index means another link.
+	if a.NetNsID < 0 {
+		link.Parent = a.ParentIndex
+	}
+	link.Hardware = a.ParentDev != "" || hasDevice(a.Name)
+	return link
 }
 
 // hasDevice asks the file system for what older kernels (before 5.14) and some drivers do not say on
