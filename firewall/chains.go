@@ -13,12 +13,12 @@ const (
 	ctDNAT                                = 1 << 5
 )
 
-// Registers are 16 bytes; a term uses the first, a pair of link names the second too.
 func native(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
 
 func meta(key uint32) load       { return load{kind: loadMeta, key: key} }
 func ct(key uint32) load         { return load{kind: loadCT, key: key} }
 func ctOriginal(key uint32) load { return load{kind: loadCT, key: key, directed: true} }
+func linkName(key uint32) load   { return load{kind: loadMeta, key: key, size: 16} }
 func payload(base, offset, size int) load {
 	return load{kind: loadPayload, key: uint32(base), offset: uint32(offset), size: uint32(size)}
 }
@@ -66,7 +66,7 @@ func inputLines(trusted bool) []line {
 // a container's address reaches nothing.
 func forwardLines(trusted bool) []line {
 	return append(known("forward", trusted),
-		line{match: []term{{text: "iifname . oifname @same_bridge", loads: []load{meta(unix.NFT_META_IIFNAME), meta(unix.NFT_META_OIFNAME)}, set: "same_bridge"}},
+		line{match: []term{{text: "iifname . oifname @same_bridge", loads: []load{linkName(unix.NFT_META_IIFNAME), linkName(unix.NFT_META_OIFNAME)}, set: "same_bridge"}},
 			counter: "bridged", verdict: accept, comment: "bridged, not routed"},
 		line{match: []term{{text: "ct status dnat", loads: []load{ct(unix.NFT_CT_STATUS)}, mask: native(ctDNAT), value: native(0), not: true}},
 			verdict: jump("declared")},
@@ -91,10 +91,10 @@ var ownCounts = []struct{ name, words string }{
 	{"dhcp", "DHCP"}, {"ping", "ping"}, {"refused", "refused"},
 }
 
-func ownCounters() []counter {
-	all := make([]counter, len(ownCounts))
+func ownCounters() []string {
+	all := make([]string, len(ownCounts))
 	for i, c := range ownCounts {
-		all[i].name = c.name
+		all[i] = c.name
 	}
 	return all
 }

@@ -2,7 +2,6 @@ package firewall
 
 import (
 	"bytes"
-	"cmp"
 	"fmt"
 	"slices"
 
@@ -50,7 +49,7 @@ func (t Table) drift(have *found) Drift {
 
 // sameShape reports whether have can be filled instead of made anew.
 func (s set) sameShape(have *foundSet) bool {
-	return have != nil && have.flags == s.flags() && have.key == s.kind.key && have.len == s.kind.size
+	return have != nil && have.flags == s.flags() && have.key == s.kind.key && have.len == s.kind.size && have.counted == s.counted
 }
 
 func (s set) differs(have *foundSet) string {
@@ -60,22 +59,17 @@ func (s set) differs(have *foundSet) string {
 	if !s.sameShape(have) {
 		return "has another type"
 	}
-	order := func(a, b entry) int {
-		return cmp.Or(bytes.Compare(a.key, b.key), cmp.Compare(flag(a.end), flag(b.end)))
-	}
-	want, got := s.entries(), slices.Clone(have.entries)
-	slices.SortFunc(want, order)
-	slices.SortFunc(got, order)
-	// nft opens an interval set with an end at zero, which holds nothing.
-	if len(got) > 0 && got[0].end && len(bytes.Trim(got[0].key, "\x00")) == 0 {
-		got = got[1:]
-	}
+	want, got := s.entries(s.elements), have.sorted()
+	slices.SortFunc(want, entry.compare)
 	if len(want) != len(got) {
 		return fmt.Sprintf("has %d elements instead of %d", s.count(got), s.count(want))
 	}
 	for i := range want {
-		if order(want[i], got[i]) != 0 {
+		if want[i].compare(got[i]) != 0 {
 			return "has other elements"
+		}
+		if s.counted && want[i].words != got[i].words {
+			return "has other comments"
 		}
 	}
 	return ""
@@ -91,11 +85,49 @@ func (s set) count(e []entry) int {
 	return n
 }
 
-func flag(b bool) int {
-	if b {
-		return 1
+// compare orders by key; a range ends before the next begins.
+func (e entry) compare(o entry) int {
+	if c := bytes.Compare(e.key, o.key); c != 0 || e.end == o.end {
+		return c
 	}
-	return 0
+	if e.end {
+		return -1
+	}
+	return 1
+}
+
+// sorted are the entries in order. A set that grows while it is listed may list some twice.
+func (f *foundSet) sorted() []entry {
+	all := slices.Clone(f.entries)
+	slices.SortFunc(all, entry.compare)
+	all = slices.CompactFunc(all, func(a, b entry) bool { return a.compare(b) == 0 })
+	// nft opens an interval set with an end at zero, which holds nothing.
+	if len(all) > 0 && all[0].end && len(bytes.Trim(all[0].key, "\x00")) == 0 {
+		all = all[1:]
+	}
+	return all
+}
+
+// elements are those of s that the kernel holds; ok is false when they cannot be told.
+func (f *foundSet) elements(s set) (out []element, ok bool) {
+	if f.flags&unix.NFT_SET_INTERVAL == 0 {
+		for _, e := range f.sorted() {
+			out = append(out, element{first: e.key, words: e.words})
+		}
+		return out, true
+	}
+	open := false
+	for _, e := range f.sorted() {
+		if e.end == !open {
+			return nil, false
+		}
+		if open = !e.end; open {
+			out = append(out, element{first: e.key, last: bytes.Repeat([]byte{0xff}, len(e.key)), words: e.words})
+		} else {
+			out[len(out)-1].last = predecessor(e.key)
+		}
+	}
+	return out, true
 }
 
 // sameHook reports whether have hangs where c should; that cannot be changed in place.

@@ -13,7 +13,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"mesh/shared/order"
 	"mesh/shared/refusal"
 	"mesh/shared/rule"
 )
@@ -43,14 +42,18 @@ func openings(allow []rule.Allow) ([]*opening, error) {
 		case o.From.Tunnel:
 			o.rank, o.short = 1, "tunnel"
 		default:
-			// 64 bits: two different sets of addresses never share a name.
-			sum := sha256.Sum256([]byte(o.From.String()))
-			o.rank, o.short = 2, hex.EncodeToString(sum[:8])
+			o.rank, o.short = 2, shortOf(o.From)
 		}
 		out = append(out, o)
 	}
 	slices.SortFunc(out, (*opening).compare)
 	return slices.CompactFunc(out, func(a, b *opening) bool { return a.compare(b) == 0 }), nil
+}
+
+// shortOf names addresses in 64 bits: two different sets of them never share a name.
+func shortOf(f rule.From) string {
+	sum := sha256.Sum256([]byte(f.String()))
+	return hex.EncodeToString(sum[:8])
 }
 
 func (o *opening) compare(p *opening) int {
@@ -90,50 +93,6 @@ func checkAllow(a rule.Allow) error {
 	return nil
 }
 
-// declare makes the chain declared, with the sets and counters its rules use. Rules match the port as the
-// sender asked for it (ct original proto-dst), so one rule covers a service of the host and a port
-// published to a container. Packets that a raw table keeps from being tracked have no original port:
-// for them a twin for each protocol and From matches the port itself.
-func declare(all []*opening) (sets []set, counters []counter, lines []line) {
-	var twins []*twin
-	seen := map[string]bool{}
-	lines = make([]line, 0, len(all)+8)
-	counters = make([]counter, 0, len(all)+8)
-	for _, o := range all {
-		who, addresses := o.who()
-		if len(addresses) > 0 && !seen[o.short] {
-			seen[o.short] = true
-			sets = append(sets, addresses...)
-		}
-		c := counter{name: o.counterName(), allow: &o.Allow}
-		words := o.words()
-		counters = append(counters, c)
-		for _, from := range who {
-			for _, what := range o.what(from) {
-				lines = append(lines, line{match: what, counter: c.name, verdict: accept, comment: words})
-			}
-		}
-		if o.Protocol != 0 { // its rule needs no conntrack
-			continue
-		}
-		at := slices.IndexFunc(twins, func(t *twin) bool { return t.Port.Protocol == o.Port.Protocol && t.short == o.short })
-		if at < 0 {
-			at = len(twins)
-			twins = append(twins, &twin{opening: *o})
-		}
-		twins[at].ports = append(twins[at].ports, o.Port)
-	}
-	order.Sort(sets, func(a, b set) int { return strings.Compare(a.name, b.name) })
-	slices.SortFunc(twins, func(a, b *twin) int {
-		return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.short, b.short), cmp.Compare(a.Port.Protocol, b.Port.Protocol))
-	})
-	for _, t := range twins {
-		ports, c, more := t.lines()
-		sets, counters, lines = append(sets, ports), append(counters, c), append(lines, more...)
-	}
-	return sets, counters, lines
-}
-
 func (o *opening) counterName() string {
 	if o.Protocol != 0 {
 		return rulePrefix + o.Owner + "_" + o.Protocol.String() + "_" + o.short
@@ -141,9 +100,12 @@ func (o *opening) counterName() string {
 	return rulePrefix + o.Owner + "_" + o.Port.Protocol + "_" + numbers(o.Port) + "_" + o.short
 }
 
+// mostFrom is how many bytes of a comment's 127 say who may come; the others are enough for all else.
+const mostFrom = 56
+
 // words is the rule as the manifest says it, within the 127 bytes of a comment.
 func (o *opening) words() string {
-	return o.Owner + ": " + o.What() + " from " + cut(o.From.String(), 56)
+	return o.Owner + ": " + o.What() + " from " + cut(o.From.String(), mostFrom)
 }
 
 // who is the terms that say where a packet may come from: one list for each family of addresses.
@@ -167,24 +129,21 @@ func (o *opening) who() (alternatives [][]term, sets []set) {
 	return alternatives, sets
 }
 
-// what adds the port or the protocol to from: mostly one list of terms, for AH one for each family. The
-// kernel takes AH in IPv6 for a header to pass over, and what is inside for the protocol.
-func (o *opening) what(from []term) [][]term {
-	switch o.Protocol {
-	case 0:
-		return [][]term{append(slices.Clip(from), shownL4(o.Port.Protocol), portTerm(o.Port))}
-	case authentication:
-		var out [][]term
-		four, six := slices.Clip(from), slices.Clip(from)
-		if o.From.Prefixes == nil {
-			out = append(out, append(four, shownProtocol(o.Protocol)))
-			six = append([]term{ipv6()}, six...)
-		} else if from[0].value[0] == unix.NFPROTO_IPV4 {
-			return [][]term{append(four, shownProtocol(o.Protocol))}
-		}
-		return append(out, append(six, term{text: fmt.Sprintf("ip6 nexthdr %d", o.Protocol), loads: []load{network(6, 1)}, value: []byte{byte(o.Protocol)}}))
+// whole adds the protocol to from: mostly one list of terms, for AH one for each family. The kernel takes AH in
+// IPv6 for a header to pass over, and what is inside for the protocol.
+func (o *opening) whole(from []term) [][]term {
+	if o.Protocol != authentication {
+		return [][]term{append(slices.Clip(from), shownProtocol(o.Protocol))}
 	}
-	return [][]term{append(slices.Clip(from), shownProtocol(o.Protocol))}
+	var out [][]term
+	four, six := slices.Clip(from), slices.Clip(from)
+	if o.From.Prefixes == nil {
+		out = append(out, append(four, shownProtocol(o.Protocol)))
+		six = append([]term{ipv6()}, six...)
+	} else if from[0].value[0] == unix.NFPROTO_IPV4 {
+		return [][]term{append(four, shownProtocol(o.Protocol))}
+	}
+	return append(out, append(six, term{text: fmt.Sprintf("ip6 nexthdr %d", o.Protocol), loads: []load{network(6, 1)}, value: []byte{byte(o.Protocol)}}))
 }
 
 // authentication is the number of AH, the IP authentication header (RFC 4302).
@@ -209,16 +168,14 @@ func shownL4(protocol string) term {
 	return t
 }
 
-func portTerm(p rule.Port) term {
-	t := term{text: "ct original proto-dst " + numbers(p), loads: originalPort, value: binary.BigEndian.AppendUint16(nil, p.First)}
+// port is one port or range, compared with where load finds it; at is what nft calls that.
+func port(at string, load []load, p rule.Port) term {
+	t := term{text: at + " " + numbers(p), loads: load, value: binary.BigEndian.AppendUint16(nil, p.First)}
 	if p.Last != p.First {
 		t.last = binary.BigEndian.AppendUint16(nil, p.Last)
 	}
 	return t
 }
-
-// originalPort is the port the sender asked for; nothing changes it.
-var originalPort = []load{ctOriginal(unix.NFT_CT_PROTO_DST)}
 
 // numbers are those of a port or a range.
 func numbers(p rule.Port) string {
@@ -227,28 +184,6 @@ func numbers(p rule.Port) string {
 		return first
 	}
 	return first + "-" + strconv.Itoa(int(p.Last))
-}
-
-// twin are the ports that packets nobody tracks may come to, for one protocol and From.
-type twin struct {
-	opening
-	ports []rule.Port
-}
-
-func (t *twin) lines() (ports set, c counter, lines []line) {
-	protocol := t.Port.Protocol
-	order.Sort(t.ports, func(a, b rule.Port) int { return cmp.Or(cmp.Compare(a.First, b.First), cmp.Compare(a.Last, b.Last)) })
-	name := protocol + "_" + t.short
-	ports = set{name: "u_" + name, kind: kindPort, interval: true, elements: portElements(t.ports)}
-	c = counter{name: "untracked_" + name}
-	words := "untracked: " + protocol + " from " + cut(t.From.String(), 90)
-	who, _ := t.who()
-	what := term{text: protocol + " dport @" + ports.name, loads: []load{transport(2, 2)}, set: ports.name}
-	for _, from := range who {
-		match := slices.Concat([]term{ctState("untracked", ctUntracked)}, from, []term{l4(number(protocol)), what})
-		lines = append(lines, line{match: match, counter: c.name, verdict: accept, comment: words})
-	}
-	return ports, c, lines
 }
 
 // cut shortens a list to at most size bytes and says how many entries it left out.
@@ -278,7 +213,7 @@ func canonical(f rule.From) rule.From {
 		return f
 	}
 	sorted := slices.Clone(f.Prefixes)
-	order.Sort(sorted, func(a, b netip.Prefix) int {
+	slices.SortFunc(sorted, func(a, b netip.Prefix) int {
 		return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
 	})
 	keep := sorted[:0]
@@ -290,30 +225,6 @@ func canonical(f rule.From) rule.From {
 		keep = append(keep, p)
 	}
 	return rule.From{Prefixes: keep}
-}
-
-func portElements(ports []rule.Port) []element {
-	var merged []rule.Port
-	for _, p := range ports { // sorted by the caller
-		if n := len(merged); n > 0 && int(p.First) <= int(merged[n-1].Last)+1 {
-			merged[n-1].Last = max(merged[n-1].Last, p.Last)
-			continue
-		}
-		merged = append(merged, p)
-	}
-	out := make([]element, 0, len(merged))
-	for _, p := range merged {
-		e := element{
-			first: binary.BigEndian.AppendUint16(nil, p.First),
-			last:  binary.BigEndian.AppendUint16(nil, p.Last),
-			text:  fmt.Sprint(p.First),
-		}
-		if p.First != p.Last {
-			e.text = fmt.Sprintf("%d-%d", p.First, p.Last)
-		}
-		out = append(out, e)
-	}
-	return out
 }
 
 // prefixElements are the prefixes of one family; neighbours are joined, so that no interval begins

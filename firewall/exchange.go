@@ -12,9 +12,9 @@ import (
 // exchange writes the transaction that makes t of the table that was, nil for none, over the bytes of b. Where
 // its content is known exactly, sets and chains that stay the same are left alone.
 func exchange(b []byte, name string, flags uint32, was memory, t Table) []byte {
-	have, before := was.layout, was.table
+	have, before, known := was.layout, was.table, was.table
 	if have == nil {
-		have, before = &found{}, Table{}
+		have, before, known = &found{}, Table{}, Table{}
 	}
 	if slices.ContainsFunc(t.sets, func(s set) bool { h := have.set(s.name); return h != nil && !s.sameShape(h) }) {
 		before = Table{} // a set made anew leaves no rule alone that asks it
@@ -24,14 +24,22 @@ func exchange(b []byte, name string, flags uint32, was memory, t Table) []byte {
 	w.newTable(name, flags)
 	w.clear(name, have, t, before)
 	for i, s := range t.sets {
-		if !s.sameShape(have.set(s.name)) {
+		there := have.set(s.name)
+		if !s.sameShape(there) {
 			w.newSet(name, s, uint32(i+1))
-			w.newElements(name, s)
+			w.newElements(name, s, s.elements)
 			continue
 		}
-		if old := before.set(s.name); old == nil || !s.equal(*old) {
-			w.simple(unix.NFT_MSG_DELSETELEM, name, s.name)
-			w.newElements(name, s)
+		old := known.set(s.name)
+		switch {
+		case old != nil && s.equal(*old):
+		case s.counted && old != nil:
+			w.exchange(name, s, old.elements)
+		case s.counted:
+			elements, _ := there.elements(s)
+			w.exchange(name, s, elements)
+		default:
+			w.exchange(name, s, nil)
 		}
 	}
 	for _, c := range t.chains {
@@ -41,7 +49,7 @@ func exchange(b []byte, name string, flags uint32, was memory, t Table) []byte {
 	}
 	counted := have.names()
 	for _, c := range t.counters {
-		if !counted[c.name] {
+		if !counted[c] {
 			w.newCounter(name, c)
 		}
 	}
@@ -55,6 +63,34 @@ func exchange(b []byte, name string, flags uint32, was memory, t Table) []byte {
 	}
 	w.EndBatch()
 	return w.B
+}
+
+// exchange makes s of a set that holds elements, or what is not known. Those that stay are left alone, and go on
+// counting.
+func (w *wire) exchange(table string, s set, have []element) {
+	gone, news := differ(have, s.elements)
+	if len(gone) == len(have) { // none stays
+		w.simple(unix.NFT_MSG_DELSETELEM, table, s.name)
+		w.newElements(table, s, s.elements)
+		return
+	}
+	w.delElements(table, s, gone)
+	w.newElements(table, s, news)
+}
+
+// differ is what of have is not in want, and what of want is not in have; both are sorted.
+func differ(have, want []element) (gone, news []element) {
+	for len(have) > 0 && len(want) > 0 {
+		switch c := bytes.Compare(have[0].first, want[0].first); {
+		case c == 0 && have[0].same(want[0]):
+			have, want = have[1:], want[1:]
+		case c <= 0:
+			gone, have = append(gone, have[0]), have[1:]
+		default:
+			news, want = append(news, want[0]), want[1:]
+		}
+	}
+	return append(gone, have...), append(news, want...)
 }
 
 // clear removes what is to be written anew, and what is no part of t.
@@ -82,7 +118,7 @@ func (w *wire) clear(name string, have *found, t, before Table) {
 	}
 	wanted := make(map[string]bool, len(t.counters))
 	for _, c := range t.counters {
-		wanted[c.name] = true
+		wanted[c] = true
 	}
 	for _, c := range have.counters {
 		if !wanted[c] {
@@ -102,6 +138,9 @@ func (t Table) size(before Table) int {
 	for _, s := range t.sets {
 		if old := before.set(s.name); old == nil || !s.equal(*old) {
 			size += 2 * 48 * len(s.elements)
+			if s.counted {
+				size += 64 * len(s.elements)
+			}
 		}
 	}
 	return size + 128*len(t.counters)
@@ -144,17 +183,20 @@ func (t Table) layout(flags, owner uint32) *found {
 		f.chains = append(f.chains, g)
 	}
 	for _, s := range t.sets {
-		f.sets = append(f.sets, foundSet{name: s.name, flags: s.flags(), key: s.kind.key, len: s.kind.size})
+		f.sets = append(f.sets, foundSet{name: s.name, flags: s.flags(), key: s.kind.key, len: s.kind.size, counted: s.counted})
 	}
-	for _, c := range t.counters {
-		f.counters = append(f.counters, c.name)
-	}
+	f.counters = slices.Clone(t.counters)
 	return f
 }
 
 func (s set) equal(o set) bool {
-	return s.name == o.name && s.kind == o.kind && s.interval == o.interval && s.merge == o.merge &&
-		slices.EqualFunc(s.elements, o.elements, func(a, b element) bool { return bytes.Equal(a.first, b.first) && bytes.Equal(a.last, b.last) })
+	return s.name == o.name && s.kind == o.kind && s.interval == o.interval && s.merge == o.merge && s.counted == o.counted &&
+		slices.EqualFunc(s.elements, o.elements, func(a, b element) bool { return bytes.Equal(a.first, b.first) && a.same(b) })
+}
+
+// same reports whether e, which begins as o does, is o.
+func (e element) same(o element) bool {
+	return e.words == o.words && (e.last == nil || o.last == nil || bytes.Equal(e.last, o.last))
 }
 
 func (c chain) equal(o chain) bool {

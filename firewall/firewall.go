@@ -66,13 +66,14 @@ func Compile(f Filter) (Table, error) {
 		return Table{}, err
 	}
 	trusted := len(f.Inside) > 0
-	sets, counters, lines := declare(all)
-	t := Table{sets: slices.Concat(linkSets(f), controlSets(), sets), counters: append(ownCounters(), counters...)}
+	d := declare(all)
+	t := Table{sets: slices.Concat(linkSets(f), controlSets(), d.sets), counters: append(ownCounters(), d.counters...), openings: all}
 	t.chains = []chain{
 		{name: "input", hook: hookInput, lines: inputLines(trusted)},
 		{name: "forward", hook: hookForward, lines: forwardLines(trusted)},
 		{name: "control", lines: controlLines()},
-		{name: "declared", lines: lines},
+		{name: "declared", lines: d.lines()},
+		{name: "untracked", lines: d.untracked},
 		{name: "refuse", lines: refuseLines()},
 	}
 	t.digest = digest(t.Text())

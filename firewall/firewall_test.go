@@ -61,6 +61,9 @@ func sample(t testing.TB) firewall.Filter {
 			allow(t, "ipsec", "ah", "198.51.100.7, 2001:db8:ff::/48"),
 			allow(t, "routing", "ah", "anywhere"),
 			allow(t, "routing", "ospf", "tunnel"),
+			allow(t, "backup", "873/tcp", "198.51.100.7, 2001:db8:1::7"),
+			allow(t, "restore", "873/tcp", "198.51.100.8, 2001:db8:1::7"),
+			allow(t, "backup", "8730/udp", "198.51.100.7"),
 		},
 	}
 }
@@ -203,6 +206,9 @@ func TestCommentsFitAndSayTheRule(t *testing.T) {
 	f.Allow = append(f.Allow, allow(t, "web", "80/tcp", "anywhere"), allow(t, "web", "443/tcp", "anywhere"))
 	text := compile(t, f).Text()
 	for l := range strings.Lines(text) {
+		if strings.Count(l, `comment "`) > 1 {
+			t.Errorf("two comments in a line: %s", l)
+		}
 		if _, comment, ok := strings.Cut(l, `comment "`); ok && len(strings.TrimSpace(comment)) > 127 {
 			t.Errorf("a comment of %d bytes: %s", len(comment), l)
 		}

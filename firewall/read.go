@@ -35,6 +35,7 @@ type foundSet struct {
 	name            string
 	flags, key, len uint32
 	userData        []byte
+	counted         bool // each element counts
 	entries         []entry
 }
 
@@ -59,13 +60,30 @@ func (f *found) set(name string) *foundSet {
 // kernel is where a Driver's table is.
 type kernel struct{ *nfnetlink.Socket }
 
-// layout reads a table without the content of its chains and sets, or nil when there is none.
+// layout reads a table without its rules and, but for those that count, without its elements; nil when there is
+// none.
 func (k kernel) layout(name string) (*found, error) {
 	f, err := k.outline(name, nil)
 	if f == nil || err != nil {
 		return nil, err
 	}
+	for i := range f.sets {
+		if set := &f.sets[i]; set.counted {
+			if err := k.List(unix.NFT_MSG_GETSETELEM, unix.NFPROTO_INET, set.addEntries, name, set.name); err != nil {
+				return nil, err
+			}
+		}
+	}
 	return f, k.count(name, f)
+}
+
+// has reports whether there is a table of that name.
+func (k kernel) has(name string) (bool, error) {
+	err := k.Get(unix.NFT_MSG_GETTABLE, unix.NFPROTO_INET, func(nfnetlink.Message) {}, name)
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // count adds the names of the counters to f.
@@ -136,16 +154,37 @@ func (k kernel) read(name string, decode bool) (*found, uint64, error) {
 	}
 	for i := range f.sets {
 		set := &f.sets[i]
+		sum := uint64(0)
 		if err := k.List(unix.NFT_MSG_GETSETELEM, unix.NFPROTO_INET, func(m nfnetlink.Message) {
-			add(&print, m)
+			if set.counted {
+				sum += elementPrints(m)
+			} else {
+				add(&print, m)
+			}
 			if decode {
 				set.addEntries(m)
 			}
 		}, name, set.name); err != nil {
 			return nil, 0, err
 		}
+		maphash.WriteComparable(&print, sum)
 	}
 	return f, print.Sum64() | 1, nil
+}
+
+// elementPrints is the sum of the fingerprints of elements, without what they have counted: the kernel lists
+// them in any order.
+func elementPrints(m nfnetlink.Message) (sum uint64) {
+	for _, item := range nfnetlink.Attributes(elementsIn(m)) {
+		print := uint64(0)
+		for typ, v := range nfnetlink.Attributes(item) {
+			if typ != unix.NFTA_SET_ELEM_EXPR {
+				print = print*31 + maphash.Bytes(seed, v) + uint64(typ)
+			}
+		}
+		sum += print
+	}
+	return sum
 }
 
 // outline is f without rules and elements.
@@ -164,11 +203,13 @@ func (f *found) outline() *found {
 
 // steady calls read between two equal generations: the kernel gives no sign of a listing that a
 // commit cut short.
-func (k kernel) steady(read func() error) (generation uint32, err error) {
+// before is the generation asked for last, or 0.
+func (k kernel) steady(before uint32, read func() error) (generation uint32, err error) {
 	for range 10 {
-		before, err := k.Generation()
-		if err != nil {
-			return 0, err
+		if before == 0 {
+			if before, err = k.Generation(); err != nil {
+				return 0, err
+			}
 		}
 		err = read()
 		after, errGen := k.Generation()
@@ -178,6 +219,7 @@ func (k kernel) steady(read func() error) (generation uint32, err error) {
 		if before == after && !errors.Is(err, nfnetlink.ErrInterrupted) {
 			return after, err
 		}
+		before = 0
 	}
 	return 0, nfnetlink.ErrInterrupted
 }
@@ -258,6 +300,9 @@ func (f *found) addSet(table string, m nfnetlink.Message) {
 			s.len = nfnetlink.Number(v)
 		case unix.NFTA_SET_USERDATA:
 			s.userData = bytes.Clone(v)
+		case attrSetExpr:
+			kind, _ := expression(v)
+			s.counted = kind == counterName
 		}
 	}
 	if of == table {
@@ -286,25 +331,34 @@ func (f *found) addRule(table string, m nfnetlink.Message) {
 }
 
 func (s *foundSet) addEntries(m nfnetlink.Message) {
-	for typ, v := range m.Attributes() {
-		if typ != unix.NFTA_SET_ELEM_LIST_ELEMENTS {
-			continue
-		}
-		for _, item := range nfnetlink.Attributes(v) {
-			var e entry
-			for typ, v := range nfnetlink.Attributes(item) {
-				switch typ {
-				case unix.NFTA_SET_ELEM_FLAGS:
-					e.end = nfnetlink.Number(v)&unix.NFT_SET_ELEM_INTERVAL_END != 0
-				case unix.NFTA_SET_ELEM_KEY:
-					for typ, v := range nfnetlink.Attributes(v) {
-						if typ == unix.NFTA_DATA_VALUE {
-							e.key = bytes.Clone(v)
-						}
+	for _, item := range nfnetlink.Attributes(elementsIn(m)) {
+		var e entry
+		for typ, v := range nfnetlink.Attributes(item) {
+			switch typ {
+			case unix.NFTA_SET_ELEM_FLAGS:
+				e.end = nfnetlink.Number(v)&unix.NFT_SET_ELEM_INTERVAL_END != 0
+			case unix.NFTA_SET_ELEM_KEY:
+				for typ, v := range nfnetlink.Attributes(v) {
+					if typ == unix.NFTA_DATA_VALUE {
+						e.key = bytes.Clone(v)
 					}
 				}
+			case unix.NFTA_SET_ELEM_USERDATA:
+				if s.counted {
+					e.words = comment(v)
+				}
 			}
-			s.entries = append(s.entries, e)
+		}
+		s.entries = append(s.entries, e)
+	}
+}
+
+// elementsIn is the list of the elements in a message.
+func elementsIn(m nfnetlink.Message) []byte {
+	for typ, list := range m.Attributes() {
+		if typ == unix.NFTA_SET_ELEM_LIST_ELEMENTS {
+			return list
 		}
 	}
+	return nil
 }

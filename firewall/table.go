@@ -9,36 +9,31 @@ import (
 
 	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
-
-	"mesh/shared/rule"
 )
 
 // Table is a compiled table: a value that Text prints and Driver loads. Make it with Compile.
 type Table struct {
 	sets     []set
-	counters []counter
+	counters []string // by name: a count outlives every change of the rules that name it, and an agent's restart
 	chains   []chain
+	openings []*opening
 	digest   string // of Text
 }
 
-// A counter has a name of its own, so that its count outlives every change of the rules that name it, and
-// an agent's restart. What it counts is the comment of the rules that name it; nothing else depends on it.
-type counter struct {
-	name  string
-	allow *rule.Allow // nil: it counts no declared rule
-}
-
-// A set holds keys of one kind. In an interval set an element is a range of keys.
+// A set holds keys of one kind. In an interval set an element is a range of keys. In a counted set each element
+// is a declared rule, or a part of one: it counts what is found in it (Linux 5.7), and the rule's words are its
+// comment. The count goes on as long as the element stays.
 type set struct {
-	name            string
-	kind            kind
-	interval, merge bool
-	elements        []element // sorted, without overlap
+	name                     string
+	kind                     kind
+	interval, merge, counted bool
+	elements                 []element // sorted, without overlap
 }
 
 type element struct {
 	first, last []byte // last is of use in interval sets only
 	text        string
+	words       string // in a counted set
 }
 
 // kind is the type of a set's keys, with what nft and the kernel call it.
@@ -55,6 +50,8 @@ var (
 	kindPort     = kind{"inet_service", nftables.TypeInetService.GetNFTMagic(), 2, false}
 	kindIPv4     = kind{"ipv4_addr", nftables.TypeIPAddr.GetNFTMagic(), 4, false}
 	kindIPv6     = kind{"ipv6_addr", nftables.TypeIP6Addr.GetNFTMagic(), 16, false}
+	kindPeer4    = kind{"ipv4_addr . inet_service", nftables.TypeIPAddr.GetNFTMagic()<<nftables.SetConcatTypeBits | nftables.TypeInetService.GetNFTMagic(), 8, false}
+	kindPeer6    = kind{"ipv6_addr . inet_service", nftables.TypeIP6Addr.GetNFTMagic()<<nftables.SetConcatTypeBits | nftables.TypeInetService.GetNFTMagic(), 20, false}
 	kindICMP     = kind{"icmp_type", nftables.TypeICMPType.GetNFTMagic(), 1, false}
 	kindICMPv6   = kind{"icmpv6_type", nftables.TypeICMP6Type.GetNFTMagic(), 1, false}
 )
@@ -119,12 +116,13 @@ const (
 	loadPayload
 )
 
-// load is one part of a packet or of its conntrack entry.
+// load is one part of a packet or of its conntrack entry. Several stand side by side in the registers.
 type load struct {
-	kind         loadKind
-	key          uint32 // of meta or ct, or the base of a payload
-	directed     bool   // ct: in the original direction
-	offset, size uint32 // payload
+	kind     loadKind
+	key      uint32 // of meta or ct, or the base of a payload
+	directed bool   // ct: in the original direction
+	offset   uint32 // payload
+	size     uint32 // in bytes; needed of a payload, and of what others stand beside
 }
 
 const (
@@ -184,13 +182,16 @@ func (t Table) text(name string) string {
 	for _, c := range t.chains {
 		lines += len(c.lines)
 	}
+	for _, s := range t.sets {
+		lines += len(s.elements) / 3
+	}
 	b.Grow(4096 + 256*lines)
 	fmt.Fprintf(&b, "table inet %s\nflush table inet %[1]s\ntable inet %[1]s {\n", name)
 	for _, s := range t.sets {
 		s.print(&b, false)
 	}
 	for _, c := range t.counters {
-		for _, part := range [...]string{"\tcounter ", c.name, " {\n\t}\n"} {
+		for _, part := range [...]string{"\tcounter ", c, " {\n\t}\n"} {
 			b.WriteString(part)
 		}
 	}
@@ -224,7 +225,23 @@ func (s set) print(b *strings.Builder, full bool) {
 	if s.merge {
 		b.WriteString("\t\tauto-merge\n")
 	}
-	if full && len(s.elements) > 0 {
+	if s.counted {
+		b.WriteString("\t\tcounter\n")
+	}
+	switch {
+	case !full || len(s.elements) == 0:
+	case s.counted: // a line for each
+		b.WriteString("\t\telements = {\n")
+		for i, e := range s.elements {
+			if i > 0 {
+				b.WriteString(",\n")
+			}
+			for _, part := range [...]string{"\t\t\t", e.text, " comment \"", e.words, "\""} {
+				b.WriteString(part)
+			}
+		}
+		b.WriteString("\n\t\t}\n")
+	default:
 		b.WriteString("\t\telements = { ")
 		for i, e := range s.elements {
 			if i > 0 {

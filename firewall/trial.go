@@ -23,11 +23,11 @@ func (d *Driver) Try(ctx context.Context, t Table) error {
 
 // try has the turn.
 func (d *Driver) try(ctx context.Context, t Table) error {
-	have, _, err := d.steadyLayout(TableName)
+	there, err := d.kernel.has(TableName)
 	if err != nil {
 		return err
 	}
-	if have == nil {
+	if !there {
 		if err := d.warmOnce(ctx); err != nil {
 			return err
 		}
@@ -46,11 +46,11 @@ func (d *Driver) Trying(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	defer give()
-	have, _, err := d.steadyLayout(trialTable)
+	there, err := d.kernel.has(trialTable)
 	if err != nil {
 		return false, fmt.Errorf("look for the trial of a packet filter: %w", err)
 	}
-	return have != nil, nil
+	return there, nil
 }
 
 // EndTrial removes what Try loaded, also in an earlier process.

@@ -20,9 +20,11 @@ const (
 )
 
 const (
-	attrTableFlags = 2    // NFTA_TABLE_FLAGS
-	attrTableOwner = 7    // NFTA_TABLE_OWNER
-	maxElements    = 1000 // per message: an attribute ends at 64 KiB
+	attrTableFlags = 2        // NFTA_TABLE_FLAGS
+	attrTableOwner = 7        // NFTA_TABLE_OWNER
+	attrSetExpr    = 17       // NFTA_SET_EXPR
+	maxElements    = 48 << 10 // bytes of them in one message: an attribute ends at 64 KiB
+	counterName    = "counter"
 )
 
 // wire writes the messages of nf_tables that make mesh's table.
@@ -82,20 +84,31 @@ func (w *wire) newSet(table string, s set, id uint32) {
 	w.U32(unix.NFTA_SET_KEY_LEN, s.kind.size)
 	w.U32(unix.NFTA_SET_ID, id)
 	w.Bytes(unix.NFTA_SET_USERDATA, s.userData())
+	if s.counted {
+		at := w.Open(attrSetExpr)
+		w.Str(unix.NFTA_EXPR_NAME, counterName)
+		w.Shut(w.Open(unix.NFTA_EXPR_DATA))
+		w.Shut(at)
+	}
 	w.Finish()
 }
 
 // entry is one element as the kernel holds it: a range is a key where it begins and one where the
 // next begins, marked as an end.
 type entry struct {
-	key []byte
-	end bool
+	key   []byte
+	end   bool
+	words string // its comment; not read where the set does not count
 }
 
-func (s set) entries() []entry {
-	out := make([]entry, 0, 2*len(s.elements))
-	for _, e := range s.elements {
-		out = append(out, entry{key: e.first})
+func (s set) entries(elements []element) []entry {
+	size := len(elements)
+	if s.interval {
+		size *= 2
+	}
+	out := make([]entry, 0, size)
+	for _, e := range elements {
+		out = append(out, entry{key: e.first, words: e.words})
 		if !s.interval {
 			continue
 		}
@@ -118,21 +131,44 @@ func successor(key []byte) (next []byte, overflow bool) {
 	return next, true
 }
 
-func (w *wire) newElements(table string, s set) {
-	all := s.entries()
+// predecessor is the key before; the least has none.
+func predecessor(key []byte) []byte {
+	before := bytes.Clone(key)
+	for i := len(before) - 1; i >= 0; i-- {
+		before[i]--
+		if before[i] != 0xff {
+			break
+		}
+	}
+	return before
+}
+
+func (w *wire) newElements(table string, s set, elements []element) {
+	w.elements(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, table, s.name, s.entries(elements))
+}
+
+func (w *wire) delElements(table string, s set, elements []element) {
+	w.elements(unix.NFT_MSG_DELSETELEM, 0, table, s.name, s.entries(elements))
+}
+
+func (w *wire) elements(typ, flags uint16, table, set string, all []entry) {
 	for len(all) > 0 {
-		part := all[:min(maxElements, len(all))]
-		all = all[len(part):]
-		w.Nft(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, unix.NFPROTO_INET)
+		w.Nft(typ, flags, unix.NFPROTO_INET)
 		w.Str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
-		w.Str(unix.NFTA_SET_ELEM_LIST_SET, s.name)
+		w.Str(unix.NFTA_SET_ELEM_LIST_SET, set)
 		list := w.Open(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
-		for _, e := range part {
+		for len(all) > 0 && len(w.B)-list < maxElements {
+			e := all[0]
+			all = all[1:]
 			at := w.Open(unix.NFTA_LIST_ELEM)
 			if e.end {
 				w.U32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
 			}
 			w.Value(unix.NFTA_SET_ELEM_KEY, e.key)
+			if e.words != "" && typ == unix.NFT_MSG_NEWSETELEM {
+				w.buffer = userdata.AppendString(w.buffer[:0], userdata.TypeComment, e.words) // an element's comment has the number of a rule's
+				w.Bytes(unix.NFTA_SET_ELEM_USERDATA, w.buffer)
+			}
 			w.Shut(at)
 		}
 		w.Shut(list)
@@ -144,10 +180,10 @@ func (w *wire) newElements(table string, s set) {
 const objectCounter = 1
 
 // newCounter makes a counter that is not there; one that is keeps its count.
-func (w *wire) newCounter(table string, c counter) {
+func (w *wire) newCounter(table, name string) {
 	w.Nft(unix.NFT_MSG_NEWOBJ, unix.NLM_F_CREATE, unix.NFPROTO_INET)
 	w.Str(unix.NFTA_OBJ_TABLE, table)
-	w.Str(unix.NFTA_OBJ_NAME, c.name)
+	w.Str(unix.NFTA_OBJ_NAME, name)
 	w.U32(unix.NFTA_OBJ_TYPE, objectCounter)
 	w.Shut(w.Open(unix.NFTA_OBJ_DATA))
 	w.Finish()
@@ -248,8 +284,10 @@ func (w *wire) expression(name string, data func()) {
 }
 
 func (w *wire) term(t term) {
-	for i, l := range t.loads {
-		w.load(l, unix.NFT_REG_1+uint32(i))
+	at := uint32(0)
+	for _, l := range t.loads {
+		w.load(l, register(at))
+		at += (l.size + 3) &^ 3
 	}
 	if t.mask != nil {
 		w.expression("bitwise", func() {
@@ -279,6 +317,15 @@ func (w *wire) term(t term) {
 	default:
 		w.compare(unix.NFT_CMP_EQ, t.value)
 	}
+}
+
+// register is the one that begins at the byte at. Those of 16 bytes have numbers of their own, which the
+// kernel lists where they fit.
+func register(at uint32) uint32 {
+	if at%16 == 0 {
+		return unix.NFT_REG_1 + at/16
+	}
+	return unix.NFT_REG32_00 + at/4
 }
 
 func (w *wire) compare(op uint32, value []byte) {

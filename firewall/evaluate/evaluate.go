@@ -19,7 +19,6 @@ import (
 	"strings"
 
 	"mesh/firewall/foreign"
-	"mesh/shared/order"
 )
 
 // Packet is the first packet of a flow that arrives over a link.
@@ -121,7 +120,7 @@ type Place struct {
 	Hook   string `json:"hook,omitempty"`
 	// Rule is the rule in nft's words, or "policy drop".
 	Rule string `json:"rule"`
-	// Comment is the rule's own; mesh writes the manifest's words there.
+	// Comment is the rule's own, or else that of the element of a set it found; mesh writes the manifest's words there.
 	Comment string `json:"comment,omitempty"`
 	// Owner is whose it is.
 	Owner foreign.Words `json:"owner,omitempty"`
@@ -179,7 +178,7 @@ func (e *Evaluator) Evaluate(p Packet) Answer {
 	x := &explorer{e: e, p: p, steps: mostSteps}
 	verdicts := x.explore(nil)
 	a := x.first
-	order.Sort(a.Unless, func(a, b Place) int { return strings.Compare(a.String(), b.String()) })
+	slices.SortStableFunc(a.Unless, func(a, b Place) int { return strings.Compare(a.String(), b.String()) })
 	a.Unless = slices.CompactFunc(a.Unless, samePlace)
 	if x.runs >= mostRuns || x.steps <= 0 { // more than is followed
 		verdicts.add(Accepted)

@@ -123,7 +123,7 @@ func (s *step) applies() bool {
 // line asks one rule.
 func (r *run) line(b *base, c *foreign.Chain, l *foreign.Line) verdict {
 	s := &step{run: r, b: b, c: c, l: l}
-	r.regs = registers{}
+	r.regs, r.comment = registers{}, l.Comment
 	if l.Words != nil {
 		return s.words()
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -15,8 +16,9 @@ func chars(v []byte) []byte { return nfnetlink.Chars(v) }
 
 // found is what a set answers: how sure it is that an element matches, and that element's data.
 type found struct {
-	t    truth
-	data []byte
+	t       truth
+	data    []byte
+	comment string // of the element; of several that match some senders, all there are
 	// maybe are the data of the elements that may match, where t is perhaps.
 	maybe [][]byte
 }
@@ -36,6 +38,9 @@ func (s *step) lookup(x expression) (verdict, truth) {
 	case to == nil:
 		if inverted {
 			return verdict{}, f.t.not()
+		}
+		if s.comment == "" {
+			s.comment = f.comment
 		}
 		return verdict{}, f.t
 	case !set.Map || f.t == no:
@@ -94,6 +99,7 @@ func search(set *foreign.Set, key value) found {
 		return searchIntervals(set, key)
 	}
 	var rest, maybe *foreign.Element
+	var some []string
 	best := found{t: no}
 	for i := range set.Elements {
 		e := &set.Elements[i]
@@ -104,12 +110,17 @@ func search(set *foreign.Set, key value) found {
 		t := matches(e, set, key)
 		switch {
 		case t == yes:
-			return found{t: yes, data: e.Data}
+			return found{t: yes, data: e.Data, comment: e.Comment}
 		case t == perhaps:
 			best.t = perhaps
 			best.maybe = append(best.maybe, e.Data)
-		case t == mostlyNo && maybe == nil:
-			maybe = e
+		case t == mostlyNo:
+			if e.Comment != "" && !slices.Contains(some, e.Comment) && len(some) < mostComments {
+				some = append(some, e.Comment)
+			}
+			if maybe == nil {
+				maybe = e
+			}
 		}
 	}
 	switch {
@@ -123,10 +134,13 @@ func search(set *foreign.Set, key value) found {
 	case rest != nil:
 		return found{t: yes, data: rest.Data}
 	case maybe != nil:
-		return found{t: mostlyNo, data: maybe.Data}
+		return found{t: mostlyNo, data: maybe.Data, comment: strings.Join(some, "; ")}
 	}
 	return best
 }
+
+// mostComments bounds how many comments of elements are told.
+const mostComments = 4
 
 // matches says whether a key is an element: equal to it, or, with ranges, within it field by field.
 func matches(e *foreign.Element, set *foreign.Set, key value) truth {
@@ -218,5 +232,5 @@ func last(set *foreign.Set, key []byte) found {
 			return found{t: no}
 		}
 	}
-	return found{t: yes, data: best.Data}
+	return found{t: yes, data: best.Data, comment: best.Comment}
 }

@@ -120,6 +120,7 @@ type run struct {
 	exceptions []exception
 	steps      *int // left
 	regs       registers
+	comment    string // of the rule at hand, or of the element of a set that it found
 }
 
 // mostSteps bounds the rules asked for one answer: in some rule sets chains lead to each other again and
@@ -339,7 +340,7 @@ func (r *run) place(b *base, c *foreign.Chain, l *foreign.Line) Place {
 func (r *run) fill(p *Place, b *base, c *foreign.Chain, l *foreign.Line) {
 	p.Family, p.Table, p.Chain, p.Hook, p.Legacy = b.t.Family, b.t.Name, c.Name, r.hook, b.t.legacy
 	if l != nil {
-		p.Rule, p.Comment = r.e.text(b.t, l), l.Comment
+		p.Rule, p.Comment = r.e.text(b.t, l), r.comment
 		p.Owner = r.e.whose.Rule(b.t.Table, c, l)
 	} else {
 		p.Owner = r.e.whose.Policy(b.t.Table, c)

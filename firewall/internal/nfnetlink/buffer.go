@@ -7,7 +7,7 @@ import (
 )
 
 // Buffer is netlink messages being written. Begin starts a message and Finish ends it; what stands
-// between them are its attributes.
+// between them are its attributes. What writes them is called and not copied, since hundreds of places write.
 type Buffer struct {
 	// B is what was written. A caller that sets it to B[:0] writes over it.
 	B   []byte
@@ -28,6 +28,8 @@ func (w *Buffer) Begin(typ uint16, flags uint16, family byte, resource uint16) {
 }
 
 // Nft starts a message of nf_tables.
+//
+//go:noinline
 func (w *Buffer) Nft(typ uint16, flags uint16, family byte) {
 	w.Begin(unix.NFNL_SUBSYS_NFTABLES<<8|typ, flags, family, 0)
 }
@@ -61,6 +63,8 @@ func (w *Buffer) EndBatch() {
 }
 
 // Bytes writes an attribute.
+//
+//go:noinline
 func (w *Buffer) Bytes(typ uint16, v []byte) {
 	w.B = binary.NativeEndian.AppendUint16(w.B, uint16(4+len(v)))
 	w.B = binary.NativeEndian.AppendUint16(w.B, typ)
@@ -69,6 +73,8 @@ func (w *Buffer) Bytes(typ uint16, v []byte) {
 }
 
 // Str writes an attribute that is a string, with its end.
+//
+//go:noinline
 func (w *Buffer) Str(typ uint16, s string) {
 	w.B = binary.NativeEndian.AppendUint16(w.B, uint16(5+len(s)))
 	w.B = binary.NativeEndian.AppendUint16(w.B, typ)
@@ -77,6 +83,8 @@ func (w *Buffer) Str(typ uint16, s string) {
 }
 
 // U32 writes an attribute that is a number of 4 bytes.
+//
+//go:noinline
 func (w *Buffer) U32(typ uint16, v uint32) {
 	w.B = binary.NativeEndian.AppendUint16(w.B, 8)
 	w.B = binary.NativeEndian.AppendUint16(w.B, typ)
@@ -84,6 +92,8 @@ func (w *Buffer) U32(typ uint16, v uint32) {
 }
 
 // U64 writes an attribute that is a number of 8 bytes.
+//
+//go:noinline
 func (w *Buffer) U64(typ uint16, v uint64) {
 	w.B = binary.NativeEndian.AppendUint16(w.B, 12)
 	w.B = binary.NativeEndian.AppendUint16(w.B, typ)
@@ -97,6 +107,8 @@ func (w *Buffer) pad() {
 }
 
 // Open starts an attribute that holds others; Shut(at) ends it.
+//
+//go:noinline
 func (w *Buffer) Open(typ uint16) (at int) {
 	at = len(w.B)
 	w.B = append(w.B, 0, 0)
@@ -108,6 +120,8 @@ func (w *Buffer) Open(typ uint16) (at int) {
 func (w *Buffer) Shut(at int) { binary.NativeEndian.PutUint16(w.B[at:], uint16(len(w.B)-at)) }
 
 // Value writes an attribute that holds one value of nf_tables.
+//
+//go:noinline
 func (w *Buffer) Value(typ uint16, v []byte) {
 	at := w.Open(typ)
 	w.Bytes(unix.NFTA_DATA_VALUE, v)
