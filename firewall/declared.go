@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"mesh/shared/order"
 	"mesh/shared/refusal"
 	"mesh/shared/rule"
 )
@@ -213,7 +214,7 @@ func canonical(f rule.From) rule.From {
 		return f
 	}
 	sorted := slices.Clone(f.Prefixes)
-	slices.SortFunc(sorted, func(a, b netip.Prefix) int {
+	order.Sort(sorted, func(a, b netip.Prefix) int {
 		return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
 	})
 	keep := sorted[:0]

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"mesh/shared/order"
 	"mesh/shared/rule"
 )
 
@@ -77,7 +78,7 @@ func declare(all []*opening) declared {
 	for _, o := range rest {
 		d.alone(o)
 	}
-	slices.SortFunc(d.sets, func(a, b set) int { return strings.Compare(a.name, b.name) })
+	order.Sort(d.sets, func(a, b set) int { return strings.Compare(a.name, b.name) })
 	return d
 }
 

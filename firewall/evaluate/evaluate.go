@@ -19,6 +19,7 @@ import (
 	"strings"
 
 	"mesh/firewall/foreign"
+	"mesh/shared/order"
 )
 
 // Packet is the first packet of a flow that arrives over a link.
@@ -178,7 +179,7 @@ func (e *Evaluator) Evaluate(p Packet) Answer {
 	x := &explorer{e: e, p: p, steps: mostSteps}
 	verdicts := x.explore(nil)
 	a := x.first
-	slices.SortStableFunc(a.Unless, func(a, b Place) int { return strings.Compare(a.String(), b.String()) })
+	order.Sort(a.Unless, func(a, b Place) int { return strings.Compare(a.String(), b.String()) })
 	a.Unless = slices.CompactFunc(a.Unless, samePlace)
 	if x.runs >= mostRuns || x.steps <= 0 { // more than is followed
 		verdicts.add(Accepted)
