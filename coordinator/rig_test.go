@@ -320,6 +320,13 @@ func (m *machine) report(t *testing.T, apply report.Apply, d *declaration.Declar
 	if d != nil {
 		for _, x := range d.Modules {
 			r.Modules = append(r.Modules, report.Module{Name: x.Name, Build: x.Build, State: report.Running})
+			if len(x.Membership) > 0 {
+				seed, err := m.seed.Instance(m.answer.Mesh, x.Name)
+				if err != nil {
+					t.Error(err)
+				}
+				r.Keys = append(r.Keys, report.Key{Module: x.Name, Key: public(t, seed)})
+			}
 		}
 	}
 	b, err := json.Marshal(r)

@@ -271,7 +271,7 @@ func TestPrincipals(t *testing.T) {
 	want := []grant.Principal{
 		{Kind: grant.Coordinator, Name: "coordinator", Key: "UC"},
 		{Kind: grant.Node, Name: "db1", Key: "UN", Artifacts: []string{"ab"}},
-		{Kind: grant.Operator, Name: "anna", Key: "UA", Verbs: []subject.Verb{"push", "status"}, Upload: true},
+		{Kind: grant.Operator, Name: "anna", Key: "UA", Verbs: []subject.Verb{"push", "status"}, Upload: true, EveryTool: true},
 		{Kind: grant.Operator, Name: "bert", Key: "UB", Verbs: []subject.Verb{"status"}},
 		{Kind: grant.Invitation, Name: "open", Key: "Uopen"},
 		{Kind: grant.Invitation, Name: "ended", Key: "Uended"},

@@ -391,7 +391,7 @@ func (c *Composer) buildsOf(s *state) map[subject.Module]string {
 // view decodes what is kept of a node.
 func (c *Composer) view(s *state) (View, error) {
 	n := &s.in.Node
-	v := View{Node: n.Name, Bus: c.mesh.Bus, Drift: n.Drift, Tunnel: n.Tunnel, Admin: n.Admin, Inside: n.Inside, Converge: n.Converge, Facts: s.in.Facts,
+	v := View{Node: n.Name, Bus: c.mesh.Bus, Drift: n.Drift, Tunnel: n.Tunnel, Admin: n.Admin, Inside: n.Inside, Converge: n.Converge, Takes: n.Takes, Facts: s.in.Facts,
 		Modules: make([]Instance, len(s.in.Placed))}
 	if n.MachineID != "" && n.MachineID == c.o.Host.MachineID {
 		v.Served = c.o.Host.openings(c.mesh.Bus.Addresses)
@@ -429,7 +429,7 @@ func (c *Composer) Principals(ctx context.Context) ([]grant.Principal, uint64, e
 		return nil, 0, fmt.Errorf("compose the bus's users: %w", err)
 	}
 	u := Users{Coordinator: c.o.Coordinator, Operators: operators, Invitations: invitations, Now: now, Rights: c.o.Rights, OnNodes: c.o.OnNodes,
-		Nodes: make([]NodeUser, 0, len(c.nodes))}
+		Reads: c.reads(), Nodes: make([]NodeUser, 0, len(c.nodes))}
 	for _, s := range c.nodes {
 		u.Nodes = append(u.Nodes, NodeUser{s.in.Node.Name, s.in.Node.Key, s.fetch})
 	}

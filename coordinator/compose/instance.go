@@ -1,6 +1,7 @@
 package compose
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 
 	"mesh/coordinator/records"
 	"mesh/shared/grant"
+	"mesh/shared/manifest"
 	"mesh/shared/membership"
 	"mesh/shared/subject"
 )
@@ -128,6 +130,21 @@ func (s *state) instances(all []grant.Principal) []grant.Principal {
 	for _, m := range s.inForce {
 		all = append(all, grant.Principal{Kind: grant.Instance, Name: string(m.module), Key: m.key, Membership: m.of})
 	}
+	return all
+}
+
+// reads are the verbs of the modules that change nothing, sorted.
+func (c *Composer) reads() (all []grant.OfModule) {
+	for m, b := range c.builds {
+		for _, v := range b.Manifest.Verbs() {
+			if b.Manifest.Tools[string(v)].Asking() == manifest.LevelRead {
+				all = append(all, grant.OfModule{Module: m, Verb: v})
+			}
+		}
+	}
+	slices.SortFunc(all, func(a, b grant.OfModule) int {
+		return cmp.Or(cmp.Compare(a.Module, b.Module), cmp.Compare(a.Verb, b.Verb))
+	})
 	return all
 }
 

@@ -25,6 +25,8 @@ type Users struct {
 	Rights Rights
 	// OnNodes says what a role may ask of every machine; nil for nothing.
 	OnNodes func(role records.Role) []grant.OnNode
+	// Reads are the verbs of modules that change nothing: viewers may ask those, and everybody else all.
+	Reads []grant.OfModule
 }
 
 // Rights derives an operator's rights from the role.
@@ -51,6 +53,11 @@ func Principals(u Users) []grant.Principal {
 		}
 		verbs, upload := u.Rights(o.Role)
 		p := grant.Principal{Kind: grant.Operator, Name: o.Name, Key: o.Key, Verbs: verbs, Upload: upload}
+		if o.Role == records.RoleRead {
+			p.OfModules = u.Reads
+		} else {
+			p.EveryTool = true
+		}
 		if u.OnNodes != nil {
 			p.OnNodes = u.OnNodes(o.Role)
 		}

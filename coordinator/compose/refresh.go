@@ -136,6 +136,7 @@ func (c *Composer) rebuild(ctx context.Context, m subject.Module) error {
 	}
 	was := c.onBus(m)
 	c.builds[m] = b
+	c.dirty = c.dirty || was || c.onBus(m) // its verbs are rights of people
 	for name := range c.on[m] {
 		s := c.nodes[name]
 		if was || c.onBus(m) {

@@ -98,6 +98,9 @@ func (r Registration) check() (*manifest.Manifest, json.RawMessage, error) {
 			return nil, nil, refusal.New(what, err.Error(), "pack and upload the bundle again")
 		}
 	}
+	if err := checkBus(&m); err != nil {
+		return nil, nil, err
+	}
 	if err := r.checkImages(&m); err != nil {
 		return nil, nil, err
 	}

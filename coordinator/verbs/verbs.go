@@ -232,6 +232,9 @@ func (s *Server) authorize(ctx context.Context, key string, v controller.Verb) (
 		}
 		return records.By{Who: "operator-" + o.Name, Key: key}, nil
 	}
+	if who, ok, err := s.authorizeInstance(ctx, key, v); ok || err != nil {
+		return who, err
+	}
 	return records.By{}, refusal.New(what, "the asker is no operator of this mesh (any more)", "ask an admin for a credential: mesh-coordinator operator issue <name>")
 }
 
