@@ -13,6 +13,7 @@ import (
 	"mesh/agent/plan"
 	"mesh/agent/resource"
 	"mesh/shared/manifest"
+	"mesh/shared/refusal"
 )
 
 // container is the machine's engine; nil when it has none, or none is asked for.
@@ -111,6 +112,8 @@ func (r *run) doThing(ctx context.Context, s plan.Step) error {
 		return r.setSysctl(ctx, s.Name(), back)
 	case plan.Retire:
 		return r.retire(ctx, s)
+	case plan.DeleteFolder:
+		return r.root.RemoveTree(ctx, s.Name())
 	}
 	box := r.box // the look found it; modules are worked on side by side, and none of them looks again
 	if box == nil {
@@ -123,6 +126,8 @@ func (r *run) doThing(ctx context.Context, s plan.Step) error {
 		return r.makeNetwork(ctx, box, s)
 	case plan.MakeVolume:
 		return box.EnsureVolume(ctx, engine.Volume{Name: s.Name(), Labels: labelsOf(s.Want)})
+	case plan.DeleteVolume:
+		return box.RemoveVolume(ctx, s.Name())
 	case plan.RemoveNetwork:
 		if err := box.RemoveNetwork(ctx, s.Name()); !errors.Is(err, engine.ErrInUse) {
 			return err
@@ -130,6 +135,11 @@ func (r *run) doThing(ctx context.Context, s plan.Step) error {
 		r.cfg.Log.Info("a network stays: a container is on it", "module", s.Module, "network", s.Name())
 		return nil
 	case plan.RemoveContainer:
+		if s.Module == plan.Strays {
+			if err := markedAsMeshs(ctx, box, s.Name()); err != nil {
+				return err
+			}
+		}
 		if all, known, err := box.Containers(); err == nil && known && !slices.Contains(all, s.Name()) {
 			return nil // its unit ended it
 		}
@@ -197,4 +207,16 @@ func (r *run) retire(ctx context.Context, s plan.Step) error {
 		return err
 	}
 	return units.Reload(ctx)
+}
+
+// markedAsMeshs refuses a container that only bears a name as mesh gives it.
+func markedAsMeshs(ctx context.Context, box *engine.Engine, name string) error {
+	c, err := box.Inspect(ctx, name)
+	if errors.Is(err, engine.ErrNoContainer) {
+		return nil
+	}
+	if err == nil && c.Labels[engine.ModuleLabel] == "" {
+		return refusal.New("the end of the container "+name, "it bears no label of mesh's: it is somebody's", "remove it by hand if nobody needs it")
+	}
+	return err
 }

@@ -20,6 +20,7 @@ import (
 	"mesh/agent/apply"
 	"mesh/agent/state"
 	"mesh/shared/clock"
+	"mesh/shared/declaration"
 	"mesh/shared/manifest"
 	"mesh/shared/report"
 )
@@ -89,6 +90,8 @@ type lives struct {
 	past func(t *testing.T, b *bed)
 	next func(t *testing.T, b *bed) []mod // nil: the change is a pass
 	back bool                             // it ends with what was before, which stands in the place of what failed
+	// remove is what next has deleted.
+	remove *declaration.Remove
 }
 
 func busy(b *bed, t *testing.T, version string) []mod {
@@ -141,7 +144,7 @@ var repair = lives{
 // before, and never in a third.
 func TestKilledAtEachInstantItConverges(t *testing.T) {
 	reached := map[string]bool{}
-	for _, l := range append(boxLives, change, repair, back) {
+	for _, l := range append(boxLives, change, repair, back, deleting) {
 		t.Run(l.name, func(t *testing.T) {
 			for _, p := range killEach(t, l) {
 				reached[p] = true
@@ -165,7 +168,9 @@ func killEach(t *testing.T, l lives) []string {
 	var mods []mod
 	if l.next != nil {
 		mods = l.next(t, first)
-		must(t, os.WriteFile(first.path("next"), first.sign(t, 9, first.content(t, mods...)), 0o644))
+		c := first.content(t, mods...)
+		c.Remove = l.remove
+		must(t, os.WriteFile(first.path("next"), first.sign(t, 9, c), 0o644))
 	}
 	before := tree(t, first.path("root"))
 	must(t, first.stop())

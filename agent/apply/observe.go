@@ -119,6 +119,12 @@ func (e *Engine) observe(ctx context.Context, w *work) error {
 	if err := e.things(ctx, w); err != nil {
 		return err
 	}
+	if r := w.d.Remove; r != nil && len(r.Strays) > 0 {
+		w.see.Strays = map[string]bool{}
+		for _, id := range e.strays(w) {
+			w.see.Strays[id] = true
+		}
+	}
 	w.resources = slices.DeleteFunc(w.resources, func(r resource.Resource) bool { return w.unreadable[r.Module] != nil })
 	maps.DeleteFunc(e.seen, func(p string, _ file.State) bool { // nobody asks for it any more
 		_, asked := w.see.Paths[p]
@@ -270,7 +276,8 @@ func (e *Engine) sweep(manifests []manifest.Manifest) {
 	}
 }
 
-// strays are unit files and networks with mesh's mark that neither the declaration nor the ledger knows.
+// strays are unit files and networks with mesh's mark, and containers with its name, that neither the
+// declaration nor the ledger knows.
 func (e *Engine) strays(w *work) []string {
 	entries, err := os.ReadDir(filepath.Join(e.root.Path(), resource.UnitFolder))
 	if err != nil {
@@ -294,5 +301,5 @@ func (e *Engine) strays(w *work) []string {
 			out = append(out, id)
 		}
 	}
-	return append(out, e.strayNetworks(known)...)
+	return append(out, e.strayThings(known)...)
 }

@@ -151,18 +151,23 @@ func facts(c engine.Container) string {
 	return out
 }
 
-// strayNetworks are podman's networks with mesh's label that neither the declaration nor the ledger knows.
-func (e *Engine) strayNetworks(known map[string]bool) (out []string) {
+// strayThings are those of the container engine: what files tell without asking it.
+func (e *Engine) strayThings(known map[string]bool) (out []string) {
 	if e.box == nil { // nothing here ever asked for an engine
 		return nil
 	}
-	all, err := e.box.Networks()
-	if err != nil {
-		return nil
+	if all, err := e.box.Networks(); err == nil {
+		for _, n := range all {
+			if id := resource.ID(resource.KindNetwork, n.Name); n.Labels[engine.ModuleLabel] != "" && !known[id] {
+				out = append(out, id)
+			}
+		}
 	}
-	for _, n := range all {
-		if id := resource.ID(resource.KindNetwork, n.Name); n.Labels[engine.ModuleLabel] != "" && !known[id] {
-			out = append(out, id)
+	if all, ok, err := e.box.Containers(); err == nil && ok {
+		for _, n := range all {
+			if id := resource.ID(resource.KindContainer, n); strings.HasPrefix(n, "mesh-") && !known[id] {
+				out = append(out, id)
+			}
 		}
 	}
 	return out

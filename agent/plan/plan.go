@@ -48,7 +48,7 @@ const (
 // Ops are all operations in the order they are done in.
 var Ops = [...]Op{MakeGroup, MakeUser, MakeDir, ChangeDir, Fetch, Pull, Stop, Disable, RemoveUnit, WriteFile, MakeLink, LoadModule, SetSysctl,
 	MakeNetwork, MakeVolume, WriteUnit, Enable, Reload, Start, Restart,
-	Retire, RemoveContainer, RemoveNetwork, RestoreSysctl, RemoveFile, RemoveLink, RemoveDir, RemoveBundle, RemoveImage}
+	Retire, RemoveContainer, RemoveNetwork, RestoreSysctl, RemoveFile, RemoveLink, DeleteFolder, DeleteVolume, RemoveDir, RemoveBundle, RemoveImage}
 
 // Phase orders steps: all of one come before those of the next.
 type Phase int
@@ -180,6 +180,8 @@ type Observed struct {
 	Fought  map[string]bool
 	// Marked has the unit files, by path, that bear mesh's mark.
 	Marked map[string]bool
+	// Strays are things with mesh's mark that neither the declaration nor the ledger knows, by id.
+	Strays map[string]bool
 	Things
 }
 
@@ -196,6 +198,8 @@ type Input struct {
 	Boot bool
 	// Keep are ids of bundles and images that stay though nothing declares them: of last good builds (APP-7).
 	Keep map[string]bool
+	// Remove is what a person had removed; Observed.Strays are all that may go as strays.
+	Remove *declaration.Remove
 }
 
 // Finding is something that a person changed.
@@ -281,6 +285,7 @@ func New(in Input) Plan {
 	p.removals()
 	p.bundles(sorted)
 	p.images(sorted)
+	p.prune()
 	p.dropFailed()
 	if len(p.reload) > 0 {
 		why := "changed: " + strings.Join(slices.Sorted(maps.Keys(p.reload)), " ")

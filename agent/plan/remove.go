@@ -34,6 +34,9 @@ func (p *planner) removals() {
 	})
 	for _, row := range rows {
 		_, unreadable := p.in.Unreadable[subject.Module(row.Module)]
+		if !unreadable && p.deleted(row) {
+			continue
+		}
 		if p.wanted[row.ID] || unreadable || row.Keep || row.Kind == string(resource.KindBundle) || row.Kind == string(resource.KindImage) {
 			continue
 		}

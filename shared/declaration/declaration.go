@@ -6,6 +6,7 @@ package declaration
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/ed25519"
 	"crypto/sha256"
 	"encoding/base64"
@@ -62,6 +63,9 @@ type Content struct {
 	// Takes are people's words about things of this machine that mesh did not put there, sorted by module, one a
 	// module (APP-10, APP-18). An agent that does not know the field refuses a declaration that has it.
 	Takes []Take `json:"takes,omitempty"`
+	// Remove is what goes although it would stay (APP-11); nil for nothing. An agent that does not know the field
+	// refuses a declaration that has it, and says to be upgraded.
+	Remove *Remove `json:"remove,omitempty"`
 }
 
 // Drift is a node's policy for what was changed by hand.
@@ -171,7 +175,7 @@ func (d *Declaration) Check() error {
 			}
 		}
 	}
-	return checkTakes(d.Takes)
+	return cmp.Or(checkTakes(d.Takes), d.Remove.check(d.Modules))
 }
 
 // AppendContent appends c's JSON to dst: deterministic, with the manifests' text spliced as it stands.
@@ -204,6 +208,12 @@ func AppendContent(dst []byte, c *Content) ([]byte, error) {
 	if len(c.Takes) > 0 {
 		dst = append(dst, `,"takes":`...)
 		if dst, err = appendJSON(dst, c.Takes); err != nil {
+			return nil, err
+		}
+	}
+	if c.Remove != nil {
+		dst = append(dst, `,"remove":`...)
+		if dst, err = appendJSON(dst, c.Remove); err != nil {
 			return nil, err
 		}
 	}
