@@ -53,6 +53,8 @@ type bed struct {
 	fetched func(a declaration.Artifact, from int) error // before a fetch; nil: all is well
 	podman  sync.Mutex                                   // one of its commands at a time
 	chunk   func()                                       // before each chunk that comes; nil for nothing
+	journal []string                                     // the last lines of every unit
+	ran     paperPrograms
 }
 
 // keys are what a node was enrolled with.
@@ -134,9 +136,10 @@ func (b *bed) start() error {
 	b.units = &paperUnits{bed: b}
 	c := apply.Config{
 		Store: b.store, Node: "n1", Mesh: "m1", Verifier: signer.Verifier(), Curve: b.keys.Curve, Root: b.root("/"), BundleDir: b.path("state/bundles"),
-		Host: apply.Host{Units: b.units, Runner: paperRunner{b}, Machine: resource.Machine{Arch: "amd64", OS: "debian"}}, Fetch: b.fetch, Filter: b.filter,
+		Host: apply.Host{Units: b.units, Runner: paperRunner{b}, Programs: &b.ran, Machine: resource.Machine{Arch: "amd64", OS: "debian"}}, Fetch: b.fetch, Filter: b.filter,
 		Clock: clk, Rand: rand.Reader, Log: log, Workers: b.workers, Settle: time.Millisecond, Reserve: b.reserve, FailPoint: b.point,
 	}
+	c.Journal = func(context.Context, []string, time.Time, int) ([]string, error) { return slices.Clone(b.journal), nil }
 	if b.real {
 		b.systemd = systemd.New(clk)
 		c.Host.Units, c.Host.Runner, c.Settle = b.systemd, b.systemd, 0

@@ -56,6 +56,31 @@ func (r paperRunner) Run(_ context.Context, _ string, argv []string) (int, strin
 	return 0, "", errors.Join(err, f.Close())
 }
 
+// paperPrograms runs what is asked of health: all is well.
+type paperPrograms struct {
+	mu  sync.Mutex
+	all []ranProgram
+}
+
+type ranProgram struct {
+	name string
+	systemd.Program
+}
+
+func (r *paperPrograms) RunAs(_ context.Context, name string, p systemd.Program) (int, string, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.all = append(r.all, ranProgram{name, p})
+	return 0, "", nil
+}
+
+// programs are what was run.
+func (b *bed) programs() []ranProgram {
+	b.ran.mu.Lock()
+	defer b.ran.mu.Unlock()
+	return slices.Clone(b.ran.all)
+}
+
 // paperUnits is a systemd whose memory is a file, so that it outlives the agent. A unit with "fails" in
 // its text fails.
 type paperUnits struct {
