@@ -3,6 +3,8 @@ package foreign
 import (
 	"context"
 	"fmt"
+	"os"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -13,7 +15,7 @@ import (
 // Bypass is something over which packets pass, or are refused, without the rules that a listing shows
 // (NET-16). Legacy xtables are another; Report.LegacyTables has them.
 type Bypass struct {
-	// What is macvlan, macvtap, ipvlan, ipvtap, xdp, tc, flowtable or route.
+	// What is macvlan, macvtap, ipvlan, ipvtap, xdp, tc, sr-iov, rp_filter, flowtable or route.
 	What string `json:"what"`
 	// Name is the link's, "inet x f" of a flowtable, or the addresses of a route.
 	Name string `json:"name"`
@@ -31,6 +33,13 @@ func readBypass(ctx context.Context, rs *Ruleset) {
 		rs.note("links cannot be listed: %v", err)
 		return
 	}
+	names := rs.links(links)
+	rs.traffic(names)
+	rs.ways(rs.routes(), names)
+}
+
+// links adds what the links themselves tell, and returns their names by index.
+func (r *Ruleset) links(links []netlink.Link) map[int]string {
 	names := map[int]string{}
 	for _, l := range links {
 		names[l.Attrs().Index] = l.Attrs().Name
@@ -43,14 +52,16 @@ func readBypass(ctx context.Context, rs *Ruleset) {
 			if parent == "" {
 				parent = "a link of another namespace"
 			}
-			rs.Bypass = append(rs.Bypass, Bypass{kind, a.Name, "what it carries leaves and comes over " + parent + " without the rules for that link"})
+			r.Bypass = append(r.Bypass, Bypass{kind, a.Name, "what it carries leaves and comes over " + parent + " without the rules for that link"})
 		}
 		if a.Xdp != nil && a.Xdp.Attached {
-			rs.Bypass = append(rs.Bypass, Bypass{"xdp", a.Name, "a program sees its packets before any rule, and may refuse or redirect them"})
+			r.Bypass = append(r.Bypass, Bypass{"xdp", a.Name, "a program sees its packets before any rule, and may refuse or redirect them"})
+		}
+		if n := len(a.Vfs); n > 0 {
+			r.Bypass = append(r.Bypass, Bypass{"sr-iov", a.Name, fmt.Sprintf("%d virtual functions of the card: what has one sends and takes packets without the rules for this link", n)})
 		}
 	}
-	rs.traffic(names)
-	rs.routes()
+	return names
 }
 
 // mostRoutes bounds the routes named one by one: a ban service may keep thousands.
@@ -60,10 +71,17 @@ const mostRoutes = 10
 var deadEnds = map[int]string{unix.RTN_BLACKHOLE: "blackhole", unix.RTN_UNREACHABLE: "unreachable", unix.RTN_PROHIBIT: "prohibit"}
 
 // routes adds those that refuse packets to some addresses, in any table: portsentry bans that way. Those for
-// all addresses that are left are how a table of routes ends, and are none of them.
-func (r *Ruleset) routes() {
+// all addresses that are left are how a table of routes ends, and are none of them. It returns the links over
+// which the machine's default routes of IPv4 lead.
+func (r *Ruleset) routes() (ways []int) {
 	more := 0
 	err := netlink.RouteListFilteredIter(netlink.FAMILY_ALL, &netlink.Route{}, netlink.RT_FILTER_TABLE, func(route netlink.Route) bool {
+		if isDefault(&route) {
+			ways = append(ways, route.LinkIndex)
+			for _, leg := range route.MultiPath {
+				ways = append(ways, leg.LinkIndex)
+			}
+		}
 		how := deadEnds[route.Type]
 		if how == "" || route.Dst == nil || len(route.Dst.Mask) == 0 {
 			return true
@@ -82,6 +100,46 @@ func (r *Ruleset) routes() {
 	case more > mostRoutes:
 		r.Bypass = append(r.Bypass, Bypass{"route", fmt.Sprintf("%d more", more-mostRoutes), "as those before: routes that refuse"})
 	}
+	slices.Sort(ways)
+	return slices.Compact(slices.DeleteFunc(ways, func(index int) bool { return index == 0 }))
+}
+
+func isDefault(r *netlink.Route) bool {
+	if r.Family != netlink.FAMILY_V4 || r.Type != unix.RTN_UNICAST {
+		return false
+	}
+	if r.Dst == nil {
+		return true
+	}
+	ones, _ := r.Dst.Mask.Size()
+	return ones == 0
+}
+
+// strict is the value of rp_filter with which the kernel refuses what it would not answer over the same link
+// (networking/ip-sysctl in the kernel's documentation).
+const strict = 1
+
+// ways adds the links of default routes where the kernel itself refuses packets from afar, as soon as the answer
+// would leave over another one. With a single way out that is only good.
+func (r *Ruleset) ways(links []int, names map[int]string) {
+	if len(links) < 2 {
+		return
+	}
+	all := pathFilter("all")
+	for _, index := range links {
+		if name := names[index]; name != "" && max(all, pathFilter(name)) == strict {
+			r.Bypass = append(r.Bypass, Bypass{"rp_filter", name, "the kernel refuses what comes over it and would be answered over another link: net.ipv4.conf." + name + ".rp_filter is 1"})
+		}
+	}
+}
+
+// pathFilter reads the setting in the network namespace of the calling thread; 0 where it cannot be read.
+func pathFilter(link string) int {
+	b, err := os.ReadFile("/proc/sys/net/ipv4/conf/" + link + "/rp_filter")
+	if err != nil || len(b) == 0 {
+		return 0
+	}
+	return int(b[0] - '0')
 }
 
 // traffic adds the links on which traffic control looks at what arrives: where programs of tc are hooked in.

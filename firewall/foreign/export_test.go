@@ -3,6 +3,7 @@ package foreign
 import (
 	"encoding/binary"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"mesh/firewall/internal/nfnetlink"
@@ -36,6 +37,13 @@ func decode(b []byte, whole bool) Ruleset {
 		}
 	}
 	return d.rs
+}
+
+// BypassOf is what passes the rules by, as far as links tell.
+func BypassOf(links []netlink.Link) []Bypass {
+	var rs Ruleset
+	rs.links(links)
+	return rs.Bypass
 }
 
 // Dump is what the kernel answers to a reading, as the bytes came.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	gocmp "github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
@@ -157,6 +158,7 @@ func TestBypass(t *testing.T) {
 	if diff := gocmp.Diff(want, read(t, s).Bypass); diff != "" {
 		t.Error(diff)
 	}
+	twoWays(t)
 	var many strings.Builder // as a service that bans by routes
 	for i := range 500 {
 		fmt.Fprintf(&many, "route add blackhole 198.51.%d.%d\n", i/250, i%250)
@@ -164,6 +166,42 @@ func TestBypass(t *testing.T) {
 	s.Run(many.String(), "ip", "-batch", "-")
 	if got := read(t, s).Bypass; len(got) != 13 || got[12].Name != "492 more" {
 		t.Errorf("%v", got)
+	}
+}
+
+// NET-16: cards and programs that this machine does not have, as the kernel says them.
+func TestBypassOfCards(t *testing.T) {
+	card := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: 2, Name: "enp1s0", Vfs: make([]netlink.VfInfo, 4)}}
+	fast := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: 3, Name: "enp2s0", Xdp: &netlink.LinkXdp{Attached: true, ProgId: 7}}}
+	plain := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: 4, Name: "enp3s0", Xdp: &netlink.LinkXdp{}}}
+	far := &netlink.IPVlan{LinkAttrs: netlink.LinkAttrs{Index: 5, Name: "ipvl0", ParentIndex: 99}}
+	want := []foreign.Bypass{{What: "sr-iov", Name: "enp1s0", Why: "4 virtual functions of the card: what has one sends and takes packets without the rules for this link"},
+		{What: "xdp", Name: "enp2s0", Why: "a program sees its packets before any rule, and may refuse or redirect them"},
+		{What: "ipvlan", Name: "ipvl0", Why: "what it carries leaves and comes over a link of another namespace without the rules for that link"}}
+	if diff := gocmp.Diff(want, foreign.BypassOf([]netlink.Link{card, fast, plain, far})); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// twoWays: with two ways out the kernel's own strictness refuses, and is named; with one it is only good.
+func twoWays(t *testing.T) {
+	s := netlab.NewSpace(t, "host")
+	for i, link := range []string{"w0", "w1"} {
+		s.Run("", "ip", "link", "add", link, "type", "veth", "peer", "name", "p"+link)
+		s.Run("", "ip", "address", "add", fmt.Sprintf("192.0.%d.1/24", i), "dev", link)
+		s.Run("", "ip", "link", "set", link, "up")
+		s.Run("1", "tee", "/proc/sys/net/ipv4/conf/"+link+"/rp_filter")
+	}
+	s.Run("0", "tee", "/proc/sys/net/ipv4/conf/all/rp_filter")
+	s.Run("", "ip", "route", "add", "default", "via", "192.0.0.9")
+	if got := read(t, s).Bypass; got != nil {
+		t.Errorf("with one way out: %v", got)
+	}
+	s.Run("", "ip", "route", "add", "default", "via", "192.0.1.9", "table", "100")
+	s.Run("2", "tee", "/proc/sys/net/ipv4/conf/w0/rp_filter")
+	want := []foreign.Bypass{{What: "rp_filter", Name: "w1", Why: "the kernel refuses what comes over it and would be answered over another link: net.ipv4.conf.w1.rp_filter is 1"}}
+	if diff := gocmp.Diff(want, read(t, s).Bypass); diff != "" {
+		t.Error(diff)
 	}
 }
 

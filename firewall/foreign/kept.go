@@ -13,8 +13,9 @@ import (
 )
 
 // Signature is equal for two moments between which nothing of what Read reads has changed that can be told
-// without reading it: the kernel's generation, the names of legacy tables, and the links. Rules that come
-// into legacy tables, and programs of links, change without it. It costs some microseconds.
+// without reading it: the kernel's generation, the names of legacy tables, links with their XDP programs and
+// virtual functions, addresses and routes, the first 2,000 of each family. Rules that come into legacy tables, and
+// programs of traffic control, change without it. It costs a tenth of a millisecond on a machine with few links.
 func Signature() (string, error) {
 	s, err := nfnetlink.Open()
 	if err != nil {
@@ -33,13 +34,11 @@ func Signature() (string, error) {
 			fmt.Fprintf(&b, " %s %q", part.family, names)
 		}
 	}
-	links, err := os.ReadDir("/sys/class/net")
+	now, err := moment()
 	if err != nil {
 		return "", err
 	}
-	for _, l := range links {
-		fmt.Fprintf(&b, " %q", l.Name())
-	}
+	fmt.Fprintf(&b, " %x", now)
 	return b.String(), nil
 }
 

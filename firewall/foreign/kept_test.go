@@ -6,8 +6,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"mesh/firewall/foreign"
+	"mesh/shared/waitfor"
+	"mesh/testbus/netlab"
 )
 
 // TestKeeps: what a converge leaves alone in tables that several tools share (NET-9).
@@ -72,13 +75,37 @@ func TestServiceText(t *testing.T) {
 	}
 }
 
-// TestSignature: two looks at a rule set that nobody changed are told by it without reading.
+// TestSignature: two looks at a machine that nobody changed are told by it without reading, and each change that
+// may matter is one.
 func TestSignature(t *testing.T) {
-	a, err := foreign.Signature()
-	if err != nil {
-		t.Fatal(err)
+	s := netlab.NewSpace(t, "host")
+	s.Run("", "ip", "link", "add", "a0", "type", "veth", "peer", "name", "b0")
+	for _, link := range []string{"a0", "b0"} { // IPv6 makes no addresses by itself
+		s.Run("", "ip", "link", "set", link, "addrgenmode", "none")
 	}
-	if b, err := foreign.Signature(); err != nil || a != b {
-		t.Errorf("%q, then %q, %v", a, b, err)
+	signature := func() (now string) {
+		s.Do(func() {
+			var err error
+			if now, err = foreign.Signature(); err != nil {
+				t.Error(err)
+			}
+		})
+		return now
+	}
+	var before string
+	for _, change := range []string{
+		"nft add table inet x", "ip link set a0 up", "ip link set b0 up", "ip address add 192.0.2.1/24 dev a0", "ip address add 198.51.100.1/24 dev b0",
+		"ip route add default via 192.0.2.9", "ip route replace default via 198.51.100.9", "ip route add default via 192.0.2.9 table 52",
+		"ip -6 address add 2001:db8::1/64 dev a0 nodad", "ip -6 route add default via 2001:db8::9", "ip route add blackhole 203.0.113.0/24",
+		"ip link add link a0 name mv0 type macvlan", "ip link set b0 down", "ip link set b0 name c0", "ip link delete mv0",
+	} {
+		waitfor.True(t, "two equal signatures before "+change, 10*time.Second, func() (bool, any) { // IPv6 takes a moment
+			before = signature()
+			return signature() == before, before
+		})
+		s.Run("", strings.Fields(change)...)
+		if signature() == before {
+			t.Errorf("%q did not change it", change)
+		}
 	}
 }
