@@ -63,13 +63,16 @@ func OnHost(root string, log *slog.Logger) func(context.Context, *state.Store, f
 			closers = append(closers, driver.Close)
 			m.Filter = filter.New(filter.Config{Kernel: driver, Store: s, Boot: boot.New(files), Clock: clk, Log: log, Links: filter.ReadLinks, LinksChanged: relinked, Probe: probe})
 		}
-		m.Exposed = (&exposure.Watch{Root: root, Clock: clk}).Differences
+		m.Exposed = (&exposure.Watch{Root: root, Clock: clk, Engine: func() (exposure.Engine, error) { return engine.Find(files, units) }, Log: log}).Differences
 		m.Converge = converger(s, units, files, m.Filter, log)
 		m.Events = func(ctx context.Context) error {
 			var wg sync.WaitGroup
 			defer wg.Wait()
 			if links != nil {
 				wg.Go(func() { spread(ctx, links, relinked, changed) })
+			}
+			if m.Filter != nil {
+				wg.Go(func() { flushes(ctx, clk, driver, changed, log) })
 			}
 			return hint(ctx, units, changed)
 		}
@@ -90,6 +93,17 @@ func OnHost(root string, log *slog.Logger) func(context.Context, *state.Store, f
 		}
 		return m, nil
 	}
+}
+
+// flushes has the machine looked at when somebody took chains of others away: ports of containers may be gone
+// with them. Without the kernel's word the minute's look has to do.
+func flushes(ctx context.Context, clk clock.Clock, driver *firewall.Driver, changed chan<- struct{}, log *slog.Logger) {
+	events, err := driver.Watch(ctx)
+	if err != nil {
+		log.Warn("rules of others are looked at once a minute only", "err", err)
+		return
+	}
+	exposure.Flushed(ctx, clk, events, func() { poke(changed) })
 }
 
 // converger hands over the packet filter; what f confirms by confirms that.

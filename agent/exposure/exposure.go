@@ -35,10 +35,13 @@ type Machine struct {
 	Tunnel  string
 	// Sockets are those that listen.
 	Sockets []Socket
+	// Held are the ports that containers publish, as far as is known.
+	Held []Held
 	// Declared is the packet filter declared; nil when none is.
 	Declared *declaration.Filter
 
-	evaluator *evaluate.Evaluator
+	evaluator  *evaluate.Evaluator
+	containers []Holder // those that podman runs
 }
 
 // Read reads the machine whose files begin at root. It needs root, and the caller's thread to stay in
@@ -61,9 +64,10 @@ func Read(ctx context.Context, root string, declared *declaration.Filter) (*Mach
 	if declared != nil {
 		m.Tunnel = declared.Tunnel
 	}
-	if m.Sockets, err = readSockets(ctx); err != nil {
+	if m.Sockets, m.containers, err = readSockets(ctx); err != nil {
 		return nil, fmt.Errorf("list what listens: %w", err)
 	}
+	m.Held = m.holds()
 	m.prepare()
 	return m, nil
 }
@@ -255,7 +259,7 @@ func (m *Machine) port(link string, six bool, c candidate) (p report.ExposedPort
 	if len(p.Declared) == 0 && len(p.Programs) == 0 && !redirected {
 		return p, false
 	}
-	p.Difference = difference(answer, len(mine) > 0, len(p.Programs) > 0 || redirected, p.By)
+	p.Difference = cmp.Or(m.goneWords(link, six, c.Protocol, c.First, answer), difference(answer, len(mine) > 0, len(p.Programs) > 0 || redirected, p.By))
 	if len(mine) == 0 && answer.Verdict == evaluate.Refused {
 		m.narrow(&p, link, six, c)
 	}

@@ -27,6 +27,8 @@ type Socket struct {
 	Port     uint16
 	// Program is who has it, as "sshd (612)"; empty when that could not be told.
 	Program string
+	// Holder is the container it is held for, where it is such a socket.
+	Holder Holder
 }
 
 // proc is where the kernel tells of sockets and programs.
@@ -35,13 +37,15 @@ const proc = "/proc"
 // mostSockets bounds how many are kept.
 const mostSockets = 10000
 
-// readSockets reads the sockets of the network namespace of the calling thread, with their programs.
-func readSockets(ctx context.Context) ([]Socket, error) {
+// readSockets reads the sockets of the network namespace of the calling thread, with their programs, and the
+// containers that podman runs, whose processes it meets on the way.
+func readSockets(ctx context.Context) (all []Socket, containers []Holder, err error) {
 	all, inodes, err := listSockets(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return all, nameSockets(ctx, all, inodes)
+	containers, err = nameSockets(ctx, all, inodes)
+	return all, containers, err
 }
 
 // listSockets leaves out the programs; inodes lead to places in all.
@@ -99,17 +103,21 @@ func address(text string) (netip.AddrPort, bool) {
 
 // nameSockets finds the programs that have the sockets. What ends meanwhile, or may not be looked at, is
 // left without a name.
-func nameSockets(ctx context.Context, all []Socket, inodes map[string][]int) error {
+func nameSockets(ctx context.Context, all []Socket, inodes map[string][]int) (containers []Holder, err error) {
 	processes, err := os.ReadDir(proc)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, p := range processes {
 		if _, err := strconv.Atoi(p.Name()); err != nil {
 			continue
 		}
 		if err := ctx.Err(); err != nil {
-			return err
+			return nil, err
+		}
+		name, beside := programName(p.Name())
+		if beside.Container != "" {
+			containers = append(containers, beside)
 		}
 		folder := filepath.Join(proc, p.Name(), "fd")
 		files, err := os.ReadDir(folder)
@@ -127,20 +135,22 @@ func nameSockets(ctx context.Context, all []Socket, inodes map[string][]int) err
 			}
 			for _, i := range inodes[strings.TrimSuffix(inode, "]")] {
 				if all[i].Program == "" { // the first one: systemd opens it for others
-					all[i].Program = programName(p.Name())
+					all[i].Program, all[i].Holder = name, beside
 				}
 			}
 		}
 	}
-	return nil
+	return containers, nil
 }
 
-func programName(pid string) string {
+// programName is a process in words, and the container that it is beside.
+func programName(pid string) (name string, beside Holder) {
 	b, err := os.ReadFile(filepath.Join(proc, pid, "comm"))
 	if err != nil {
-		return "process " + pid
+		return "process " + pid, Holder{}
 	}
-	return strings.TrimSpace(string(b)) + " (" + pid + ")"
+	comm := strings.TrimSpace(string(b))
+	return comm + " (" + pid + ")", holder(pid, comm)
 }
 
 // reachable says whether somebody on the link can ask for the socket's address: Linux takes packets to
