@@ -34,9 +34,7 @@ type View struct {
 	Inside []string
 	// Converge hands the packet filter to mesh; nil: it is as it was (NET-9).
 	Converge *records.Converge
-	// Takes are people's words about things that mesh did not put there, by module (APP-10).
-	Takes []records.Take
-	Facts records.Facts
+	Facts    records.Facts
 	// Modules are the instances, in any order.
 	Modules []Instance
 }
@@ -76,9 +74,6 @@ const moduleLeft = "module"
 func Content(v View) (*declaration.Content, []Left) {
 	var left []Left
 	c := &declaration.Content{Bus: v.Bus, Drift: v.Drift, Modules: make([]declaration.Module, 0, len(v.Modules))}
-	for _, t := range v.Takes {
-		c.Takes = append(c.Takes, t.Declared())
-	}
 	instances := v.Modules
 	if !slices.IsSortedFunc(instances, byName) {
 		instances = slices.SortedFunc(slices.Values(instances), byName)
