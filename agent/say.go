@@ -9,6 +9,7 @@ import (
 	"io"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -95,6 +96,11 @@ func encode(r report.Report) ([]byte, error) {
 	for _, shorten := range []func(){
 		func() { r.Drift, r.Problems, r.Strays = nil, nil, nil },
 		func() {
+			for i := range r.Held {
+				r.Held[i].Difference = nil
+			}
+		},
+		func() {
 			modules := make([]report.Module, len(r.Modules))
 			for i, m := range r.Modules {
 				m.Detail = m.Detail[:min(len(m.Detail), 200)]
@@ -126,6 +132,8 @@ func (a *Agent) compose(ctx context.Context) report.Report {
 	r.Uplinks, r.Tunnel = s.Uplinks, strings.Join(s.Tunnel, ",")
 	r.Filter, r.Refusals, r.Exposed = filterWords(a.declaredFilter(), s), a.refuses, report.Few(a.exposed)
 	r.Converge = a.converge()
+	r.Held, r.Taken = slices.Clone(a.view.last.Held), slices.Clone(a.view.last.Taken)
+	r.ShortenHeld()
 	r.Keys = a.instanceKeys()
 	var err error
 	if r.Dropped, err = a.store.Dropped(ctx); err == nil {
@@ -262,7 +270,7 @@ func (a *Agent) runtime() show.Runtime {
 		Node: a.node, Mesh: a.cfg.Credential.Mesh, Agent: a.me, Daemon: a.self, Sending: a.sending, At: a.cfg.Clock.Now().UnixMilli(),
 		Bus:     show.Bus{Up: up, Since: since.UnixMilli(), Address: strings.Join(a.cfg.Credential.Bus.Addresses, ", ")},
 		Uplinks: s.Uplinks, Tunnel: strings.Join(s.Tunnel, ","), Filter: filterWords(a.declaredFilter(), s),
-		Converge: a.converge(), Exposed: report.Few(a.exposed), Strays: a.view.last.Strays, Left: a.view.last.Left, FreeDisk: freeDisk(a.cfg.Dir), Profile: a.profile,
+		Converge: a.converge(), Exposed: report.Few(a.exposed), Strays: a.view.last.Strays, Left: a.view.last.Left, Held: a.view.last.Held, Taken: a.view.last.Taken, FreeDisk: freeDisk(a.cfg.Dir), Profile: a.profile,
 		Declaration: show.Declaration{Seq: held, Outcome: account.Outcome, Refused: account.Refused, TookMS: account.TookMS},
 	}
 	switch {

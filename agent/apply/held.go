@@ -240,6 +240,8 @@ func (e *Engine) without(ctx context.Context, signed declaration.Signed, m subje
 	if err := e.look(ctx, w, rest); err != nil {
 		return 0, fmt.Errorf("look at the machine: %w", err)
 	}
+	// What other modules lack waits for the agent.
+	w.plan.Steps = slices.DeleteFunc(w.plan.Steps, func(s plan.Step) bool { return s.Module != m && s.Op != plan.Reload })
 	if err := e.cfg.Store.Intend(ctx, w.plan.Intents()); err != nil {
 		return 0, state.Named(err, "to begin what is to be done")
 	}

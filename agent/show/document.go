@@ -39,11 +39,14 @@ type Document struct {
 	// Exposed is what can be reached from outside other than declared, in sentences (NET-14).
 	Exposed []string `json:"exposed,omitempty"`
 	// Drift is what was found changed by hand, newest first; Left is what of it stays as it is.
-	Drift    []report.Drift `json:"drift"`
-	Left     []report.Drift `json:"left"`
-	Strays   []string       `json:"strays"`
-	Outbox   Outbox         `json:"outbox"`
-	FreeDisk int64          `json:"free_disk"`
+	Drift  []report.Drift `json:"drift"`
+	Left   []report.Drift `json:"left"`
+	Strays []string       `json:"strays"`
+	// Held are declared things that are there and not mesh's, Taken is how takes stand (APP-9, APP-10).
+	Held     []report.Held `json:"held,omitempty"`
+	Taken    []report.Take `json:"taken,omitempty"`
+	Outbox   Outbox        `json:"outbox"`
+	FreeDisk int64         `json:"free_disk"`
 	// Problems are the last ones, newest first.
 	Problems []report.Problem `json:"problems"`
 	Profile  *report.Profile  `json:"profile,omitempty"`
@@ -159,7 +162,12 @@ func moduleWords(m report.Module) string {
 	if m.Detail != "" {
 		s += ": " + m.Detail
 	}
-	if m.State == report.Broken {
+	switch {
+	case m.FailedBuild != "":
+		s += fmt.Sprintf("\ndo: see what it said: \"mesh-agent show %s\"; correct it and push a new build", m.Name)
+	case m.State == report.Unwell:
+		s += fmt.Sprintf("\ndo: look at \"journalctl -u 'mesh-%s-*'\"; it is asked again by itself", m.Name)
+	case m.State == report.Broken:
 		s += fmt.Sprintf("\ndo: look at \"journalctl -u 'mesh-%s-*'\"; it is tried again by itself", m.Name)
 	}
 	return s

@@ -41,6 +41,8 @@ type Runtime struct {
 	Exposed     []string
 	Strays      []string
 	Left        []report.Drift
+	Held        []report.Held
+	Taken       []report.Take
 	FreeDisk    int64
 	Profile     *report.Profile
 	// Sending is how many messages of the outbox are on their way.
@@ -51,7 +53,7 @@ type Runtime struct {
 // Gather makes a Document from the store and what the daemon knows.
 func Gather(ctx context.Context, s *state.Store, r Runtime) (*Document, error) {
 	d := &Document{Format: Format, Node: r.Node, Mesh: r.Mesh, At: r.At, Agent: r.Agent, Daemon: r.Daemon, Bus: r.Bus, Declaration: r.Declaration,
-		Modules: s.Modules(), Uplinks: r.Uplinks, Tunnel: r.Tunnel, Filter: r.Filter, Converge: r.Converge, Exposed: r.Exposed, Strays: r.Strays, Left: r.Left, FreeDisk: r.FreeDisk, Profile: r.Profile}
+		Modules: s.Modules(), Uplinks: r.Uplinks, Tunnel: r.Tunnel, Filter: r.Filter, Converge: r.Converge, Exposed: r.Exposed, Strays: r.Strays, Left: r.Left, Held: r.Held, Taken: r.Taken, FreeDisk: r.FreeDisk, Profile: r.Profile}
 	var err error
 	if d.Drift, err = s.Drift(ctx, lastDrift); err != nil {
 		return nil, fmt.Errorf("read drift: %w", err)
@@ -197,7 +199,7 @@ func Last(path, store string, r Runtime) (d *Document, ok bool) {
 		return nil, false
 	}
 	d.At, d.Agent, d.Daemon, d.Bus, d.Profile = r.At, r.Agent, Daemon{}, Bus{}, nil
-	d.Uplinks, d.Tunnel, d.Filter, d.Exposed, d.Strays, d.Left, d.FreeDisk = nil, "", nil, nil, nil, nil, 0
+	d.Uplinks, d.Tunnel, d.Filter, d.Exposed, d.Strays, d.Left, d.Held, d.Taken, d.FreeDisk = nil, "", nil, nil, nil, nil, nil, nil, 0
 	d.Declaration.Drift = ""
 	d.fill()
 	return d, true

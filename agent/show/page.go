@@ -15,7 +15,7 @@ func (d *Document) Page() any {
 		Bus:         pageBus{d.Bus.Up, d.Bus.Address, stamp(d.Bus.Since), d.Bus.Why},
 		Declaration: pageDeclaration{Declaration: d.Declaration, Accepted: stamp(d.Declaration.Accepted)},
 		Modules:     each(d.Modules, func(m report.Module) any { return ModulePage(m) }), Uplinks: d.Uplinks, Tunnel: d.Tunnel, Filter: filterOf(d.Filter), Converge: d.Converge,
-		Drift: each(d.Drift, driftPage), Left: each(d.Left, driftPage), Exposed: d.Exposed, Strays: d.Strays, Outbox: d.Outbox, FreeDisk: d.FreeDisk,
+		Drift: each(d.Drift, driftPage), Left: each(d.Left, driftPage), Exposed: d.Exposed, Strays: d.Strays, Held: d.Held, Taken: takenPage(d.Taken), Outbox: d.Outbox, FreeDisk: d.FreeDisk,
 		Problems: each(d.Problems, func(p report.Problem) any { return pageProblem{stamp(p.At), p.Text} }), Profile: d.Profile, Since: stamps(d.Since),
 	}
 }
@@ -38,6 +38,8 @@ type page struct {
 	Converge    *report.Converge `json:"converge,omitempty"`
 	Exposed     []string         `json:"exposed,omitempty"`
 	Strays      []string         `json:"strays"`
+	Held        []report.Held    `json:"held,omitempty"`
+	Taken       []any            `json:"taken,omitempty"`
 	Outbox      Outbox           `json:"outbox"`
 	FreeDisk    int64            `json:"free_disk"`
 	Problems    []any            `json:"problems"`
@@ -87,6 +89,19 @@ func driftPage(d report.Drift) any {
 		report.Drift
 		At time.Time `json:"at"`
 	}{d, stamp(d.At)}
+}
+
+// takenPage is how takes stand, with times as people read them.
+func takenPage(all []report.Take) []any {
+	if len(all) == 0 {
+		return nil
+	}
+	return each(all, func(t report.Take) any {
+		return struct {
+			report.Take
+			At time.Time `json:"at,omitzero"`
+		}{t, stamp(t.At)}
+	})
 }
 
 // HistoryPage is the past as --json prints it.

@@ -2,6 +2,7 @@ package show
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -47,6 +48,7 @@ func Render(w io.Writer, d *Document, now time.Time) error {
 		}
 		p.line("stray: %s has mesh's mark, and nothing declares it%s", s, p.since(d, partStrays))
 	}
+	p.held(d)
 	p.drift(d.Drift)
 	if len(d.Problems) > 0 {
 		p.line("")
@@ -69,6 +71,16 @@ func RenderModule(w io.Writer, d *Document, m report.Module, now time.Time) erro
 	p.field("build", "%s", m.Build)
 	p.field("since", "%s ago", p.ago(m.Since))
 	p.field("restarts", "%d", m.Restarts)
+	if m.FailedBuild != "" {
+		p.field("failed", "%s", m.FailedBuild)
+	}
+	if m.Log != "" {
+		p.line("")
+		p.line("what %s said last", cmp.Or(m.FailedBuild, m.Build))
+		for line := range strings.Lines(m.Log) {
+			p.line("  %s", strings.TrimRight(line, "\n"))
+		}
+	}
 	var mine []report.Drift
 	for _, x := range d.Drift {
 		if x.Module == m.Name {

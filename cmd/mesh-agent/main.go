@@ -91,6 +91,6 @@ func root(at *places) *cobra.Command {
 	cmd.PersistentFlags().StringVar(&at.run, "run-dir", "/run/mesh-agent", "where the running agent says how it is")
 	cmd.PersistentFlags().StringVar(&at.root, "root", "/", "where the paths of declarations begin")
 	cmd.AddCommand(runCommand(at), showCommand(at), diffCommand(at), ledgerCommand(at), firewallCommand(at), whyCommand(at), bansCommand())
-	cmd.AddCommand(diagnoseCommand(at), planCommand(at), fallBackCommand(at))
+	cmd.AddCommand(diagnoseCommand(at), planCommand(at), giveBackCommand(at), fallBackCommand(at))
 	return cmd
 }

@@ -108,6 +108,11 @@ func writeNode(w io.Writer, n controller.NodeAnswer, now time.Time) error {
 			pairs = append(pairs, "exposed", difference)
 		}
 	}
+	if r := n.Report; r != nil {
+		for _, t := range r.Taken {
+			pairs = append(pairs, "took", string(t.Module)+": "+takeOutcome(&t, now))
+		}
+	}
 	for _, note := range n.Notes {
 		pairs = append(pairs, "note", note)
 	}
@@ -119,6 +124,9 @@ func writeNode(w io.Writer, n controller.NodeAnswer, now time.Time) error {
 			return err
 		}
 	}
+	if err := heldOn(w, n.Report); err != nil {
+		return err
+	}
 	if len(n.Assigned) == 0 {
 		return nil
 	}
@@ -126,7 +134,28 @@ func writeNode(w io.Writer, n controller.NodeAnswer, now time.Time) error {
 	for _, m := range n.Assigned {
 		rows = append(rows, []string{string(m.Module), or(string(m.State), "not reported"), or(m.Runs, "-"), or(m.Sent, "-"), m.Build, m.Detail})
 	}
-	return table(w, "MODULE | STATE | RUNS | SENT | NEWEST | DETAIL", rows)
+	if err := table(w, "MODULE | STATE | RUNS | SENT | NEWEST | DETAIL", rows); err != nil {
+		return err
+	}
+	return lastWords(w, n.Assigned)
+}
+
+// lastWords prints what builds that did not get well said last.
+func lastWords(w io.Writer, all []controller.Assigned) error {
+	for _, m := range all {
+		if m.Log == "" {
+			continue
+		}
+		if _, err := fmt.Fprintf(w, "\nwhat %s said last before it failed\n", m.Module); err != nil {
+			return err
+		}
+		for line := range strings.Lines(m.Log) {
+			if _, err := fmt.Fprintf(w, "  %s\n", strings.TrimRight(line, "\n")); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 func yes(b bool) string {

@@ -47,7 +47,7 @@ func (a *app) root() *cobra.Command {
 		Args:             cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		Example: "  mesh-coordinator status\n  mesh-coordinator node invite db1",
 	}
-	root.AddCommand(a.initState(), a.serve(), a.status(), a.node(), a.module(), a.artifact(), a.assign(), a.unassign(), a.plan(), a.push(), a.logs(),
+	root.AddCommand(a.initState(), a.serve(), a.status(), a.node(), a.module(), a.artifact(), a.assign(), a.unassign(), a.plan(), a.push(), a.take(), a.giveBack(), a.logs(),
 		a.seat(), a.tool(), a.operator(), a.changes())
 	root.AddCommand(a.diagnose(), a.exposure(), a.bans())
 	return root

@@ -43,6 +43,8 @@ type Node struct {
 	AsleepOK bool
 	// Converge is whose the packet filter is; nil: not mesh's alone (NET-9).
 	Converge *Converge
+	// Takes are people's words about things that mesh did not put there, by module (APP-10).
+	Takes []Take
 }
 
 // defaultAdmin lets people in by SSH.
@@ -161,20 +163,25 @@ func (s *Store) RemoveNode(ctx context.Context, by By, name subject.Node) error 
 	})
 }
 
-const nodeColumns = `SELECT id, name, key, curve, machine_id, enrolled, removed, drift, tunnel, inside, admin, asleep_ok, converge FROM node`
+const nodeColumns = `SELECT id, name, key, curve, machine_id, enrolled, removed, drift, tunnel, inside, admin, asleep_ok, converge, takes FROM node`
 
 func scanNode(row interface{ Scan(...any) error }) (Node, error) {
 	var n Node
 	var enrolled int64
 	var removed sql.NullInt64
-	var inside, admin, converge string
-	err := row.Scan(&n.id, &n.Name, &n.Key, &n.Curve, &n.MachineID, &enrolled, &removed, &n.Drift, &n.Tunnel, &inside, &admin, &n.AsleepOK, &converge)
+	var inside, admin, converge, takes string
+	err := row.Scan(&n.id, &n.Name, &n.Key, &n.Curve, &n.MachineID, &enrolled, &removed, &n.Drift, &n.Tunnel, &inside, &admin, &n.AsleepOK, &converge, &takes)
 	if err != nil {
 		return Node{}, err
 	}
 	n.Enrolled, n.Removed = at(enrolled), atOrZero(removed)
 	if converge != "" {
 		if err := decode(converge, &n.Converge); err != nil {
+			return Node{}, err
+		}
+	}
+	if takes != "[]" {
+		if err := decode(takes, &n.Takes); err != nil {
 			return Node{}, err
 		}
 	}

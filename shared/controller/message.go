@@ -143,11 +143,13 @@ type NodeSettings struct {
 type Assigned struct {
 	Module subject.Module `json:"module"`
 	// Build is the newest registered, Sent the one last sent to this node, Runs what the node reported.
-	Build    string            `json:"build"`
-	Sent     string            `json:"sent,omitempty"`
-	Runs     string            `json:"runs,omitempty"`
-	State    report.State      `json:"state,omitempty"`
-	Detail   string            `json:"detail,omitempty"`
+	Build  string       `json:"build"`
+	Sent   string       `json:"sent,omitempty"`
+	Runs   string       `json:"runs,omitempty"`
+	State  report.State `json:"state,omitempty"`
+	Detail string       `json:"detail,omitempty"`
+	// Log is what a build that did not get well said last there, in lines (APP-7).
+	Log      string            `json:"log,omitempty"`
 	Settings map[string]string `json:"settings,omitempty"`
 	// Secrets are the names only.
 	Secrets []string `json:"secrets,omitempty"`
@@ -353,7 +355,7 @@ type PlanChange struct {
 	// Module it concerns; empty: the node itself.
 	Module subject.Module `json:"module,omitempty"`
 	// What changes: "module" (comes or goes), "build", "setting port", "secret key", "open", "open the bus",
-	// "close", "filter", "tunnel", "inside", "converge", "drift", "bus".
+	// "close", "filter", "tunnel", "inside", "converge", "take", "drift", "bus".
 	What string `json:"what"`
 	// From and To are what is and what would be; empty: nothing.
 	From string `json:"from,omitempty"`

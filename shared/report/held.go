@@ -2,6 +2,7 @@ package report
 
 import (
 	"fmt"
+	"slices"
 
 	"mesh/shared/subject"
 )
@@ -74,6 +75,9 @@ type Take struct {
 	Why    string   `json:"why,omitempty"`
 }
 
+// ShortenHeld bounds what r says of held and taken things before it is sent, as the coordinator does when it takes it in.
+func (r *Report) ShortenHeld() { r.shortenHeld() }
+
 // shortenHeld bounds what a node says of held and taken things.
 func (r *Report) shortenHeld() {
 	if n := len(r.Held) - MaxHeld; n > 0 {
@@ -82,8 +86,8 @@ func (r *Report) shortenHeld() {
 	for i := range r.Held {
 		h := &r.Held[i]
 		h.Thing, h.Seen, h.Needs, h.Cannot = Cut(h.Thing, maxText), Cut(h.Seen, maxName), Cut(h.Needs, maxName), Cut(h.Cannot, maxText)
-		h.Notes = few(h.Notes, maxFact)
-		h.Facts = h.Facts[:min(len(h.Facts), maxHeldFacts)]
+		h.Notes = few(slices.Clone(h.Notes), maxFact)
+		h.Facts = slices.Clone(h.Facts[:min(len(h.Facts), maxHeldFacts)])
 		for j := range h.Facts {
 			f := &h.Facts[j]
 			f.What, f.Have, f.Want = Cut(f.What, maxName), Cut(f.Have, maxText), Cut(f.Want, maxText)
@@ -91,6 +95,7 @@ func (r *Report) shortenHeld() {
 		if n := len(h.Difference); n > MaxDifference {
 			h.Difference = append(h.Difference[:MaxDifference-1:MaxDifference-1], fmt.Sprintf("… and %d more lines", n-MaxDifference+1))
 		}
+		h.Difference = slices.Clone(h.Difference)
 		for j := range h.Difference {
 			h.Difference[j] = Cut(h.Difference[j], maxFact)
 		}
@@ -98,6 +103,6 @@ func (r *Report) shortenHeld() {
 	r.Taken = r.Taken[:min(len(r.Taken), maxTaken)]
 	for i := range r.Taken {
 		t := &r.Taken[i]
-		t.Things, t.Why = few(t.Things, maxFact), Cut(t.Why, maxText)
+		t.Things, t.Why = few(slices.Clone(t.Things), maxFact), Cut(t.Why, maxText)
 	}
 }
