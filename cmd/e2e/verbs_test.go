@@ -124,7 +124,7 @@ func diagnosed(m *mesh) {
 		if strings.Contains(text, strings.TrimSpace(seed)) || strings.Contains(text, "NOT WHOLE: context") || len(seed) < 20 {
 			m.t.Errorf("%s has the node's key, or parts that took too long", file)
 		}
-		for what, there := range map[string]bool{"table inet mesh": host == 2 || strings.Contains(file, "there"), `"name": "hello"`: true, "systemd 25": true} {
+		for what, there := range map[string]bool{"table inet mesh": host == 2 || strings.Contains(file, "there"), `"name": "hello"`: true, "systemd 25": true, `"asked": 2`: strings.Contains(file, "coordinator")} {
 			if there && !strings.Contains(text, what) {
 				m.t.Errorf("%s does not say %q", file, what)
 			}

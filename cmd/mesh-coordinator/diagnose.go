@@ -14,8 +14,11 @@ import (
 	"mesh/coordinator/client"
 	"mesh/coordinator/diagnose"
 	"mesh/coordinator/keys"
+	"mesh/shared/controller"
 	"mesh/shared/diagnosis"
+	"mesh/shared/engine"
 	"mesh/shared/refusal"
+	"mesh/shared/report"
 	"mesh/shared/subject"
 	"mesh/shared/version"
 )
@@ -83,5 +86,17 @@ func (a *app) diagnoseHere(ctx context.Context, w io.Writer, dir string) error {
 	cfg.Ask = func(ctx context.Context, v subject.Verb, args any) (any, error) {
 		return client.Ask[json.RawMessage](ctx, c, v, args)
 	}
+	cfg.Machines = machines{c}
 	return diagnose.Write(ctx, w, cfg)
+}
+
+// machines asks them over the bus.
+type machines struct{ c *client.Client }
+
+func (m machines) Exposure(ctx context.Context, n subject.Node) (report.Exposure, error) {
+	return client.AskNode[report.Exposure](ctx, m.c, subject.NodeEngine, engine.Exposure, n, controller.Nothing{})
+}
+
+func (m machines) Banned(ctx context.Context, n subject.Node, addresses []string) (engine.BannedAnswer, error) {
+	return client.AskNode[engine.BannedAnswer](ctx, m.c, subject.NodePrevention, engine.Banned, n, engine.BannedAsk{Addresses: addresses})
 }

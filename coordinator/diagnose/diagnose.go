@@ -30,10 +30,12 @@ type Config struct {
 	// Dir is the coordinator's folder, Records the path of its records.
 	Dir, Records string
 	// Ask asks a verb of mesh-controller; nil when there is no credential to ask with, of which Alone says why.
-	Ask     func(ctx context.Context, v subject.Verb, args any) (any, error)
-	Alone   error
-	Version string
-	Clock   clock.Clock
+	Ask   func(ctx context.Context, v subject.Verb, args any) (any, error)
+	Alone error
+	// Machines asks the machines; nil as Ask is.
+	Machines Machines
+	Version  string
+	Clock    clock.Clock
 }
 
 // asked are the verbs whose answers are in the archive. None of them says a secret: invitations are listed
@@ -63,6 +65,7 @@ func Write(ctx context.Context, w io.Writer, c Config) error {
 			return c.Ask(ctx, v, all[v])
 		})
 	}
+	a.JSON(ctx, "bans.json", "whether a machine bans another one of the mesh, by what each machine says", c.askBans)
 	a.JSON(ctx, "records.json", "the records: how much is in them", func(ctx context.Context) (any, error) { return records.Count(ctx, c.Records) })
 	a.Part(ctx, "folder.txt", "what the coordinator keeps on disk, names and sizes", func(context.Context) ([]byte, error) { return diagnosis.Tree(c.Dir) })
 	a.Commands(ctx, "versions.txt", "versions", []string{"echo", "mesh-coordinator " + c.Version}, []string{"uname", "-a"}, []string{"cat", "/etc/os-release"}, []string{"systemctl", "--version"}, []string{"nft", "--version"})
