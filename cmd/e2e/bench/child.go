@@ -212,15 +212,31 @@ func (h handlers) answer(ctx context.Context, q question) (r reply) {
 	return r
 }
 
-// profile writes a processor profile to file from now on; an empty name ends it.
+// profiling is the file of the processor profile under way.
+var profiling string
+
+// profile writes a processor profile to file from now on; an empty name ends it. What was allocated until then,
+// and until the end, goes beside it: "go tool pprof -base" tells them apart.
 func profile(file string) error {
 	pprof.StopCPUProfile()
 	if file == "" {
-		return nil
+		return allocations(profiling + ".allocs")
+	}
+	profiling = file
+	if err := allocations(file + ".before"); err != nil {
+		return err
 	}
 	f, err := os.Create(file)
 	if err != nil {
 		return err
 	}
 	return pprof.StartCPUProfile(f) // the file is closed with the process
+}
+
+func allocations(file string) error {
+	f, err := os.Create(file)
+	if err != nil {
+		return err
+	}
+	return errors.Join(pprof.Lookup("allocs").WriteTo(f, 0), f.Close())
 }
