@@ -179,7 +179,8 @@ func serve(ctx context.Context, h handlers) error {
 		debug.FreeOSMemory()
 		return nil, nil
 	})
-	h["profile"] = on(func(_ context.Context, file string) (any, error) { return nil, profile(file) })
+	var p profile
+	h["profile"] = on(func(_ context.Context, file string) (any, error) { return nil, p.write(file) })
 	in := json.NewDecoder(bufio.NewReaderSize(os.Stdin, 1<<20))
 	out := json.NewEncoder(os.Stdout)
 	for {
@@ -212,17 +213,17 @@ func (h handlers) answer(ctx context.Context, q question) (r reply) {
 	return r
 }
 
-// profiling is the file of the processor profile under way.
-var profiling string
+// profile is the file of the processor profile under way.
+type profile string
 
-// profile writes a processor profile to file from now on; an empty name ends it. What was allocated until then,
+// write writes a processor profile to file from now on; an empty name ends it. What was allocated until then,
 // and until the end, goes beside it: "go tool pprof -base" tells them apart.
-func profile(file string) error {
+func (p *profile) write(file string) error {
 	pprof.StopCPUProfile()
 	if file == "" {
-		return allocations(profiling + ".allocs")
+		return allocations(string(*p) + ".allocs")
 	}
-	profiling = file
+	*p = profile(file)
 	if err := allocations(file + ".before"); err != nil {
 		return err
 	}
