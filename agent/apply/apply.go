@@ -358,9 +358,6 @@ func (e *Engine) Pass(ctx context.Context, cause Cause) (Result, error) {
 	}
 	e.hold(d)
 	w := &work{start: start, cause: cause, d: d}
-	if cause == Boot {
-		e.sweep(manifests)
-	}
 	if err := e.look(ctx, w, manifests); err != nil {
 		return Result{}, fmt.Errorf("look at the machine: %w", err)
 	}

@@ -39,7 +39,8 @@ import (
 // outlives the agent as the real one does.
 type bed struct {
 	dir     string
-	real    bool // the machine this runs on: its own files and its own systemd
+	paper   string // where what is no file of the machine is kept; empty: in dir
+	real    bool   // the machine this runs on: its own files and its own systemd
 	clock   *clock.Fake
 	keys    keys
 	store   *state.Store
@@ -61,6 +62,12 @@ type bed struct {
 type keys struct{ Signer, Curve credential.Seed }
 
 func (b *bed) path(p string) string { return filepath.Join(b.dir, p) }
+func (b *bed) memory(p string) string {
+	if b.paper != "" {
+		return filepath.Join(b.paper, p)
+	}
+	return b.path(p)
+}
 func (b *bed) root(p string) string {
 	if b.real {
 		return filepath.Join("/", p)

@@ -36,13 +36,24 @@ func (b *bed) installPodman(t testing.TB) {
 }
 
 func (b *bed) put(p, text string) error {
-	return errors.Join(os.MkdirAll(filepath.Dir(b.root(p)), 0o755), os.WriteFile(b.root(p), []byte(text), 0o644))
+	if err := os.MkdirAll(filepath.Dir(b.root(p)), 0o755); err != nil {
+		return err
+	}
+	f, err := os.Create(b.root(p))
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(text)
+	if b.paper != "" { // on a disk that can be cut off: podman and its like sync what they write
+		err = errors.Join(err, f.Sync())
+	}
+	return errors.Join(err, f.Close())
 }
 
 func (e paperEngine) run(argv []string) (int, string, error) {
 	e.podman.Lock()
 	defer e.podman.Unlock()
-	f, err := os.OpenFile(e.path("engine"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+	f, err := os.OpenFile(e.memory("engine"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
 	if err != nil {
 		return 0, "", err
 	}
@@ -123,11 +134,11 @@ func (e paperEngine) images(change func([]string) []string) (int, string, error)
 // asked are the engine's commands since the last time.
 func (b *bed) asked(t testing.TB) (out []string) {
 	t.Helper()
-	text, err := os.ReadFile(b.path("engine"))
+	text, err := os.ReadFile(b.memory("engine"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		t.Fatal(err)
 	}
-	must(t, os.WriteFile(b.path("engine"), nil, 0o644))
+	must(t, os.WriteFile(b.memory("engine"), nil, 0o644))
 	for line := range strings.Lines(string(text)) {
 		out = append(out, strings.TrimSpace(line))
 	}

@@ -1,28 +1,24 @@
 package apply_test
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
-	"io/fs"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"mesh/agent/apply"
 	"mesh/agent/state"
 	"mesh/shared/clock"
-	"mesh/shared/declaration"
-	"mesh/shared/manifest"
-	"mesh/shared/report"
+	"mesh/testbus/steps"
 )
 
 // The child is this test's own binary as an agent that dies at the n-th fail point it comes to, or lives
@@ -30,17 +26,28 @@ import (
 const (
 	childEnv = "MESH_FAILPOINT"
 	bedEnv   = "MESH_BED"
+	paperEnv = "MESH_PAPER" // what is no file of the machine
+	stepsEnv = "MESH_STEPS" // each file step is asked about
+	waitsEnv = "MESH_WAITS" // it waits for an answer to what it says
 )
 
-// child takes the declaration in the file "next" in, or makes a pass where there is none.
+// child takes the declaration in the file "next" in, or makes a pass where there is none; it reports, looks once
+// more, and ends.
 func child(at string) {
 	flag.Parse()
+	if os.Getenv(stepsEnv) != "" {
+		if err := steps.Obey(os.NewFile(steps.Socket, "steps")); err != nil {
+			panic(err)
+		}
+	}
 	b, err := bedAt(os.Getenv(bedEnv))
 	if err != nil {
 		panic(err)
 	}
 	var die, n int
 	fmt.Sscan(at, &die)
+	b.paper = os.Getenv(paperEnv)
+	b.reserve = reserve
 	b.workers = 1 // so that the n-th is the same one each time
 	b.clock = clock.NewFake(clock.Real().Now().Add(time.Hour))
 	b.point = func(name string) {
@@ -51,103 +58,131 @@ func child(at string) {
 			select {}
 		}
 		fmt.Println("point:", name)
+		if name == "after accept" {
+			say("accepted")
+		}
 	}
 	if err := b.start(); err != nil {
 		panic(err)
 	}
-	signed, err := os.ReadFile(b.path("next"))
-	if err != nil {
-		_, err = b.engine.Pass(context.Background(), apply.Reconcile)
-	} else {
-		_, err = b.engine.Accept(context.Background(), signed)
-	}
-	if err != nil {
+	if err := b.live(); err != nil {
 		panic(err)
 	}
+	say("ended")
 	os.Exit(0)
 }
 
-// live runs the child and returns the fail points it came to.
-func live(t testing.TB, dir string, die int) (points []string) {
-	t.Helper()
+func say(what string) {
+	fmt.Println("mark:", what)
+	if os.Getenv(waitsEnv) != "" {
+		if _, err := os.Stdin.Read(make([]byte, 1)); err != nil {
+			panic(err)
+		}
+	}
+}
+
+func (b *bed) live() error {
+	ctx := context.Background()
+	signed, err := os.ReadFile(b.path("next"))
+	if err != nil {
+		_, err = b.engine.Pass(ctx, apply.Reconcile)
+	} else {
+		_, err = b.engine.Accept(ctx, signed)
+	}
+	if err := errors.Join(err, b.report(ctx)); err != nil {
+		return err
+	}
+	_, err = b.engine.Pass(ctx, apply.Reconcile)
+	return errors.Join(err, b.report(ctx), b.store.Flush(ctx), b.stop())
+}
+
+// report says how it went, as the agent does, to a bus that is always there.
+func (b *bed) report(ctx context.Context) error {
+	number, err := b.store.NextReportNumber(ctx)
+	if err != nil {
+		return err
+	}
+	o, err := b.store.Offer(ctx, state.Out{Subject: "report", Kind: state.KindReport, Body: []byte("x")})
+	if err != nil {
+		return err
+	}
+	held, _ := b.store.Newest()
+	say(fmt.Sprintf("reported %d %d", held, number))
+	return b.store.Acked(ctx, o)
+}
+
+// command is the child.
+func command(t testing.TB, dir string, die int) *exec.Cmd {
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^$")
 	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d", childEnv, die), bedEnv+"="+dir)
+	return cmd
+}
+
+// live runs the child and returns the fail points it came to.
+func live(t testing.TB, dir string, die int) (points []string, h told) {
+	t.Helper()
+	cmd := command(t, dir, die)
 	out, err := cmd.Output()
 	if killed := err != nil && strings.Contains(err.Error(), "signal: killed"); killed != (die > 0) || err != nil && !killed {
 		t.Fatalf("the child: %v\n%s", err, out)
 	}
-	for line := range strings.Lines(string(out)) {
-		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "point: "); ok {
+	return heard(string(out))
+}
+
+func heard(out string) (points []string, h told) {
+	in := bufio.NewScanner(strings.NewReader(out))
+	for in.Scan() {
+		h.hear(in.Text())
+		if name, ok := strings.CutPrefix(in.Text(), "point: "); ok {
 			points = append(points, name)
 		}
 	}
-	return points
+	return points, h
 }
 
-// lives is a machine's past and the change during which it dies.
-type lives struct {
-	name string
-	past func(t *testing.T, b *bed)
-	next func(t *testing.T, b *bed) []mod // nil: the change is a pass
-	back bool                             // it ends with what was before, which stands in the place of what failed
-	// remove is what next has deleted.
-	remove *declaration.Remove
-}
-
-func busy(b *bed, t *testing.T, version string) []mod {
-	m := notes(b, t, version)
-	m.Run.Files = append(m.Run.Files, file("/etc/notes/only-"+version, version))
-	return []mod{m, module("steady", manifest.Run{Files: []manifest.File{file("/etc/steady", "x")}, Processes: map[string]manifest.Process{"p": {Exec: []string{"/bin/p"}}}})}
-}
-
-var change = lives{
-	name: "a declaration",
-	past: func(t *testing.T, b *bed) {
-		old := module("old", manifest.Run{Files: []manifest.File{file("/etc/old/conf", "x")}, Processes: map[string]manifest.Process{"p": {Exec: []string{"/bin/p"}}}})
-		for i, v := range []string{"zero", "one"} {
-			b.clock.Advance(time.Minute)
-			applied(t, b.accept(t, uint64(i+1), append(busy(b, t, v), old)...))
+// liveBySteps runs the child to its n-th file step of its own; 0 for to its end. It returns the steps it came to.
+func (m *machine) liveBySteps(t testing.TB, die int, tear bool) (all []steps.Step, h told) {
+	t.Helper()
+	cmd := command(t, m.dir, 0)
+	cmd.Env = append(cmd.Env, stepsEnv+"=1")
+	var out strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err := steps.Follow(cmd, []string{filepath.Join(m.dir, "root"), filepath.Join(m.dir, "state")}, func(s steps.Step) steps.Answer {
+		if !m.own(s) {
+			return steps.Answer{}
 		}
-	},
-	next: func(t *testing.T, b *bed) []mod {
-		mods := busy(b, t, "two")
-		mods[0].Run.Directories[0].Mode = "0700"
-		return append(mods, module("fresh", manifest.Run{Users: map[string]manifest.User{"fresh": {}}, Files: []manifest.File{file("/etc/fresh/conf", "x")},
-			Processes: map[string]manifest.Process{"p": {Exec: []string{"/bin/p"}}}}))
-	},
+		all = append(all, s)
+		return steps.Answer{Kill: len(all) == die, Tear: tear}
+	})
+	_, h = heard(out.String())
+	killed := err != nil && strings.Contains(err.Error(), "signal: killed")
+	if err != nil && !killed || killed != !h.ended {
+		t.Fatalf("the child: %v\n%s", err, out.String())
+	}
+	return all, h
 }
 
-// back is a build that fails, and the last good one that takes its place again (APP-7).
-var back = lives{
-	name: "going back",
-	past: func(t *testing.T, b *bed) { applied(t, b.accept(t, 1, busy(b, t, "one")...)) },
-	next: func(t *testing.T, b *bed) []mod {
-		mods := busy(b, t, "fails")
-		mods[0].build = "build-2"
-		return mods
-	},
-	back: true,
-}
-
-var repair = lives{
-	name: "a pass",
-	past: func(t *testing.T, b *bed) {
-		must(t, os.WriteFile(b.root("/etc/steady"), []byte("held"), 0o644))
-		b.accept(t, 1, busy(b, t, "one")...)
-		must(t, os.Remove(b.root("/etc/steady")))
-		must(t, os.WriteFile(b.root("/etc/notes/conf"), []byte("drifted"), 0o644))
-		b.units.by(t, "mesh-notes-web.service", func(p *paperUnit) { p.Active = "inactive" })
-	},
+// own tells the agent's steps from those of the stand-ins for other programs.
+func (m *machine) own(s steps.Step) bool {
+	p, below := strings.CutPrefix(s.Path, filepath.Join(m.dir, "root"))
+	return !below || !theirs(p) && !strings.Contains(p, ".wants/")
 }
 
 // APP-5: a kill at any instant, then a start, ends in the state the declaration asks for or in the one
-// before, and never in a third.
+// before, and never in a third. Here at the first of each fail point of each life; the file steps between them and
+// all others are a sample (TestCrashes), and all of them in make soak.
 func TestKilledAtEachInstantItConverges(t *testing.T) {
 	reached := map[string]bool{}
-	for _, l := range append(boxLives, change, repair, back, deleting) {
+	for _, l := range allLives() {
 		t.Run(l.name, func(t *testing.T) {
-			for _, p := range killEach(t, l) {
-				reached[p] = true
+			m := newMachine(t, l, memoryFolder(t))
+			tried := map[string]bool{}
+			for i, name := range m.points {
+				if tried[name] {
+					continue
+				}
+				tried[name], reached[name] = true, true
+				t.Run(name, func(t *testing.T) { m.killAt(t, i+1) })
 			}
 		})
 	}
@@ -158,140 +193,29 @@ func TestKilledAtEachInstantItConverges(t *testing.T) {
 	}
 }
 
-func killEach(t *testing.T, l lives) []string {
-	// One machine lives through it and shows what is right.
-	dir := filepath.Join(t.TempDir(), "bed") // every life is lived here, for units name bundles by their path
-	first, err := makeBed(dir)
-	must(t, err)
-	must(t, first.start())
-	l.past(t, first)
-	var mods []mod
-	if l.next != nil {
-		mods = l.next(t, first)
-		c := first.content(t, mods...)
-		c.Remove = l.remove
-		must(t, os.WriteFile(first.path("next"), first.sign(t, 9, c), 0o644))
-	}
-	before := tree(t, first.path("root"))
-	must(t, first.stop())
-	start := dir + ".start"
-	must(t, os.Rename(dir, start))
-	again := func() {
-		must(t, os.RemoveAll(dir))
-		if out, err := exec.CommandContext(t.Context(), "cp", "-a", start, dir).CombinedOutput(); err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
-	}
-	again()
-	points := live(t, dir, 0)
-	want := end(t, dir, l.back)
-	between := map[string]string{}
-	if l.back { // what failed may be there, too
-		again()
-		live(t, dir, slices.Index(points, "before going back")+1)
-		between = tree(t, filepath.Join(dir, "root"))
-	}
-	if len(points) < 10 {
-		t.Fatalf("only %d fail points: %v", len(points), points)
-	}
-	for i, name := range points {
-		t.Run(fmt.Sprintf("%d %s", i+1, name), func(t *testing.T) {
-			again()
-			live(t, dir, i+1)
-			whole(t, dir, before, want.tree, between)
-			got := end(t, dir, l.back)
-			if d := cmp.Diff(want.tree, got.tree); d != "" {
-				t.Errorf("files (-want +got):\n%s", d)
-			}
-			if d := cmp.Diff(want.bundles, got.bundles); d != "" {
-				t.Errorf("bundles (-want +got):\n%s", d)
-			}
-			if d := cmp.Diff(want.rows, got.rows); d != "" {
-				t.Errorf("ledger (-want +got):\n%s", d)
-			}
-			for name, u := range want.units {
-				g := got.units[name]
-				if g.Active != u.Active || g.Running != u.Running {
-					t.Errorf("%s is %+v, want %+v", name, g, u)
-				}
-				// At most one start more than an undisturbed life has.
-				if g.Starts > u.Starts+1 {
-					t.Errorf("%s was started %d times, undisturbed %d", name, g.Starts, u.Starts)
-				}
-			}
-			if len(got.units) != len(want.units) {
-				t.Errorf("units %v, want %v", got.units, want.units)
-			}
-		})
-	}
-	return points
+func (m *machine) killAt(t *testing.T, point int) (kind string) {
+	m.again(t)
+	_, h := live(t, m.dir, point)
+	return m.judge(t, h)
 }
 
-// whole checks the instant after the kill: every file is the old or the new one, none is half.
-func whole(t *testing.T, dir string, before, after, between map[string]string) {
-	t.Helper()
-	for p, text := range tree(t, filepath.Join(dir, "root")) {
-		if strings.HasPrefix(filepath.Base(p), ".mesh-") || p == "." || strings.HasPrefix(p, "etc/passwd") || strings.HasPrefix(p, "etc/group") ||
-			strings.HasPrefix(p, "var/lib/containers") { // the engine's own, which changes it for each image
-			continue
-		}
-		if text != before[p] && text != after[p] && text != between[p] {
-			t.Errorf("after the kill %s is %q, neither %q nor %q", p, text, before[p], after[p])
-		}
+// killAtStep kills at a file step, now and then in the middle of a write, and now and then the next life too.
+func (m *machine) killAtStep(t *testing.T, step int, rnd *rand.Rand) (kind string) {
+	m.again(t)
+	all, h := m.liveBySteps(t, step, rnd.IntN(2) == 0)
+	if len(all) > 0 {
+		t.Logf("killed at step %d: %s %s", step, all[len(all)-1].Call, strings.TrimPrefix(all[len(all)-1].Path, m.dir))
 	}
-}
-
-type ending struct {
-	tree    map[string]string
-	bundles []string
-	rows    []state.Row
-	units   map[string]paperUnit
-}
-
-// end is the next life: a boot, the declaration once more should the first one not have been kept, and a
-// look that finds nothing to do.
-func end(t *testing.T, dir string, back bool) ending {
-	t.Helper()
-	b, err := bedAt(dir)
-	must(t, err)
-	b.clock = clock.NewFake(clock.Real().Now().Add(2 * time.Hour))
-	must(t, b.start())
-	defer func() { must(t, b.stop()) }()
-	ends := func(r apply.Result) apply.Result {
-		t.Helper()
-		if !back {
-			return applied(t, r)
+	if rnd.IntN(8) == 0 && !h.ended {
+		_, again := m.liveBySteps(t, 1+rnd.IntN(step+10), false)
+		h.accepted, h.ended = h.accepted || again.accepted, again.ended
+		if again.reported > 0 {
+			if again.reported <= h.reported {
+				t.Errorf("two reports have the numbers %d and %d", h.reported, again.reported)
+			}
+			h.reported, h.held = again.reported, again.held
 		}
-		if m := r.Modules[0]; r.Outcome != report.Failed && r.Seq == 9 || !strings.Contains(m.Detail, "rolled back to build-1") && r.Seq == 9 {
-			t.Errorf("it did not go back: %s %+v", r.Outcome, m)
-		}
-		return r
+		t.Logf("and killed again (%+v)", h)
 	}
-	ends(b.pass(t, apply.Boot))
-	if signed, err := os.ReadFile(b.path("next")); err == nil {
-		if r, err := b.engine.Accept(t.Context(), signed); err != nil {
-			t.Fatal(err)
-		} else {
-			ends(r)
-		}
-	}
-	if r := ends(b.pass(t, apply.Reconcile)); r.Steps > 0 {
-		t.Errorf("not settled: %+v", r)
-	}
-	e := ending{tree: tree(t, b.path("root")), rows: ledgerOf(t, b), units: map[string]paperUnit{}}
-	entries, err := os.ReadDir(b.path("state/bundles"))
-	if !errors.Is(err, fs.ErrNotExist) {
-		must(t, err)
-	}
-	for _, entry := range entries {
-		e.bundles = append(e.bundles, entry.Name())
-	}
-	slices.Sort(e.bundles)
-	must(t, b.units.with("states", func(all map[string]*paperUnit) error {
-		for name, p := range all {
-			e.units[name] = *p
-		}
-		return nil
-	}))
-	return e
+	return m.judge(t, h)
 }

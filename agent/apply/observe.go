@@ -258,13 +258,19 @@ func planUnit(s systemd.UnitState) plan.Unit {
 		Invocation: s.Invocation, Restarts: s.Restarts, Status: s.ExitStatus, Job: s.Job, DropIns: strings.FieldsFunc(s.DropIns, func(r rune) bool { return r == '\n' })}
 }
 
-// sweep removes what a kill may have left behind: temporary files beside declared ones.
-func (e *Engine) sweep(manifests []manifest.Manifest) {
+// sweep removes what a kill may have left behind: temporary files and folders beside what is declared, or was.
+func (e *Engine) sweep(w *work) {
 	folders := map[string]bool{resource.UnitFolder: true, filepath.Join(filepath.Dir(e.cfg.BundleDir), "env"): true}
-	for _, m := range manifests {
-		for _, f := range m.Run.Files {
-			folders[path.Dir(f.Path)] = true
+	note := func(kind resource.Kind, id string) {
+		if _, at, _ := strings.Cut(id, ":"); kind == resource.KindFile || kind == resource.KindLink || kind == resource.KindDir {
+			folders[path.Dir(at)] = true
 		}
+	}
+	for _, r := range w.resources {
+		note(r.Kind, r.ID)
+	}
+	for _, row := range w.ledger {
+		note(resource.Kind(row.Kind), row.ID)
 	}
 	for folder := range folders {
 		n, err := e.root.SweepTemp(folder)

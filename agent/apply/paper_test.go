@@ -53,7 +53,7 @@ func (r paperRunner) Run(_ context.Context, _ string, argv []string) (int, strin
 		return 1, err.Error(), nil
 	}
 	_, err = f.WriteString(line)
-	return 0, "", errors.Join(err, f.Close())
+	return 0, "", errors.Join(err, f.Sync(), f.Close()) // as useradd does
 }
 
 // paperPrograms runs what is asked of health: all is well.
@@ -99,6 +99,7 @@ type paperUnit struct {
 	Text                        string // as it was last read
 	Active, Sub, Result         string
 	Running                     string // the sum of the text it was started with
+	Saw                         string // what it read when it started
 	Invocation, Starts, Restart int
 	Status                      int
 }
@@ -115,7 +116,7 @@ func (u *paperUnits) with(call string, change func(map[string]*paperUnit) error)
 		}
 	}
 	all := map[string]*paperUnit{}
-	text, err := os.ReadFile(u.path("systemd.json"))
+	text, err := os.ReadFile(u.memory("systemd.json"))
 	if err == nil {
 		err = json.Unmarshal(text, &all)
 	}
@@ -124,8 +125,8 @@ func (u *paperUnits) with(call string, change func(map[string]*paperUnit) error)
 	}
 	err = change(all)
 	text, err2 := json.Marshal(all)
-	err3 := errors.Join(err2, os.WriteFile(u.path("systemd.new"), text, 0o644), os.Rename(u.path("systemd.new"), u.path("systemd.json")))
-	f, err4 := os.OpenFile(u.path("calls"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+	err3 := errors.Join(err2, os.WriteFile(u.memory("systemd.new"), text, 0o644), os.Rename(u.memory("systemd.new"), u.memory("systemd.json")))
+	f, err4 := os.OpenFile(u.memory("calls"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
 	if err4 == nil {
 		_, err4 = f.WriteString(call + "\n")
 		err4 = errors.Join(err4, f.Close())
@@ -136,11 +137,11 @@ func (u *paperUnits) with(call string, change func(map[string]*paperUnit) error)
 // calls are what was asked since the last time, but not the looks.
 func (u *paperUnits) calls(t testing.TB) []string {
 	t.Helper()
-	text, err := os.ReadFile(u.path("calls"))
+	text, err := os.ReadFile(u.memory("calls"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		t.Fatal(err)
 	}
-	must(t, os.WriteFile(u.path("calls"), nil, 0o644))
+	must(t, os.WriteFile(u.memory("calls"), nil, 0o644))
 	var out []string
 	for line := range strings.Lines(string(text)) {
 		if line = strings.TrimSpace(line); line != "list" && line != "states" {
@@ -161,6 +162,37 @@ func (u *paperUnits) wants(name string) string {
 		target = "timers.target.wants/"
 	}
 	return u.root(resource.UnitFolder + "/" + target + name)
+}
+
+// sees is the sum of what a module's program reads when it starts: its settings in /etc and its environment.
+func (u *paperUnits) sees(name string) string {
+	name, service := strings.CutSuffix(name, ".service")
+	if !service {
+		return ""
+	}
+	module, _, _ := strings.Cut(strings.TrimPrefix(name, "mesh-"), "-")
+	var read []byte
+	for _, p := range []string{"/etc/" + module + "/conf", "/etc/" + module + "/key", u.path("state/env/" + name + ".env")} {
+		if text, err := os.ReadFile(u.root(p)); err == nil {
+			read = append(append(append(read, p...), 0), text...)
+		}
+	}
+	return resource.Sum(read)
+}
+
+// boot is the machine coming up: what is enabled is started, as its file says.
+func (u *paperUnits) boot() error {
+	return u.with("boot", func(all map[string]*paperUnit) error {
+		clear(all)
+		enabled, err := filepath.Glob(u.root(resource.UnitFolder + "/*.target.wants/[^.]*"))
+		for _, p := range enabled {
+			name := filepath.Base(p)
+			if text, there := u.file(name); there {
+				all[name] = &paperUnit{Text: text, Active: "active", Sub: "running", Result: "success", Running: resource.Sum([]byte(text)), Saw: u.sees(name), Invocation: 1}
+			}
+		}
+		return err
+	})
 }
 
 func (u *paperUnits) state(all map[string]*paperUnit, name string) systemd.UnitState {
@@ -283,7 +315,7 @@ func (u *paperUnits) job(ctx context.Context, op, name string) (job systemd.JobR
 			return systemd.ErrNoUnit
 		}
 		if op == "restart" || p.Active != "active" {
-			p.Active, p.Sub, p.Result, p.Running = "active", "running", "success", resource.Sum([]byte(p.Text))
+			p.Active, p.Sub, p.Result, p.Running, p.Saw = "active", "running", "success", resource.Sum([]byte(p.Text)), u.sees(name)
 			p.Invocation++
 			p.Starts++
 			if strings.Contains(p.Text, "fails") {

@@ -92,12 +92,14 @@ func (p *planner) removeUnit(row state.Row) {
 	if st.Exists && st.Kind == file.File && (p.in.Observed.Marked[resource.UnitFolder+"/"+n] || p.ours(row, true, sumOf(st))) {
 		add(RemoveUnit)
 	}
+	if len(steps) > 0 || have.NeedReload && !st.Exists { // killed after the file went: systemd has it in mind still
+		p.reload[n] = module
+	}
 	if len(steps) == 0 {
 		p.out.Forget = append(p.out.Forget, row.ID)
 		return
 	}
 	steps[len(steps)-1].Forget = true
-	p.reload[n] = module
 	p.out.Steps = append(p.out.Steps, steps...)
 }
 

@@ -184,11 +184,7 @@ func Expand(in Input) ([]Resource, map[subject.Module]error) {
 		}
 	}
 	in.Expanded.only(in.Declaration)
-	size := 0
-	for _, f := range found {
-		size += len(f)
-	}
-	all := make([]Resource, 0, size)
+	var all []Resource
 	for i, m := range modules {
 		if failed[m.Name] != nil {
 			continue

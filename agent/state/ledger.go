@@ -56,7 +56,7 @@ func (s *Store) Ledger(ctx context.Context) ([]Row, error) {
 			return nil, err
 		}
 	}
-	rows := slices.AppendSeq(make([]Row, 0, len(s.ledger)), maps.Values(s.ledger))
+	rows := slices.Collect(maps.Values(s.ledger))
 	slices.SortFunc(rows, func(a, b Row) int { return strings.Compare(a.ID, b.ID) })
 	return rows, nil
 }
@@ -224,7 +224,10 @@ func (w *staged) forget(rows []Row) {
 }
 
 // flush writes what is staged and what is offered. It holds mu.
-func (s *Store) flush(ctx context.Context) error {
+func (s *Store) flush(ctx context.Context) error { return s.flushBy(ctx, s.db().WriteLazy) }
+
+// flushBy is flush through Write or WriteLazy.
+func (s *Store) flushBy(ctx context.Context, write func(context.Context, func(*sql.Tx) error) error) error {
 	s.release()
 	if s.staged == nil && s.offered == nil {
 		return nil
@@ -233,7 +236,7 @@ func (s *Store) flush(ctx context.Context) error {
 		return fmt.Errorf("write the outcome: %w", err)
 	}
 	o := s.offered
-	err := s.db().WriteLazy(ctx, func(tx *sql.Tx) error {
+	err := write(ctx, func(tx *sql.Tx) error {
 		if err := s.putStaged(ctx, tx); err != nil || o == nil {
 			return err
 		}
@@ -281,8 +284,21 @@ func (s *Store) putStaged(ctx context.Context, tx *sql.Tx) error {
 	return putMoments(ctx, tx, w.moments)
 }
 
-// Intend writes intents that come with no declaration: of a repair, or of what could not be done before.
-func (s *Store) Intend(ctx context.Context, rows []Row) error { return s.Done(ctx, Batch{Put: rows}) }
+// Intend writes intents that come with no declaration: of a repair, or of what could not be done before. What
+// the ledger does not yet call made by mesh is written synced: a power cut that took the row and left the thing
+// would leave it for somebody else's, and nobody would ever remove it.
+func (s *Store) Intend(ctx context.Context, rows []Row) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	fresh := slices.ContainsFunc(rows, func(r Row) bool { return r.Made && !s.ledger[r.ID].Made })
+	if !s.stage(Batch{Put: rows}) {
+		return nil
+	}
+	if fresh {
+		return s.flushBy(ctx, s.db().Write)
+	}
+	return s.flush(ctx)
+}
 
 func dated(rows []Row, now time.Time) []Row {
 	out := slices.Clone(rows)

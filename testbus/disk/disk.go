@@ -21,8 +21,11 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"mesh/shared/clock"
 )
 
 // piece is what survives whole or not at all.
@@ -178,7 +181,18 @@ func (m *Mounted) Content() ([]byte, error) {
 }
 
 func (m *Mounted) unmount() error {
-	return errors.Join(unix.Unmount(m.Dir, 0), m.loop.Close())
+	return errors.Join(unmount(m.Dir), m.loop.Close())
+}
+
+// unmount waits a moment: a process that another goroutine starts holds for an instant what this one had open.
+func unmount(dir string) (err error) {
+	for range 200 {
+		if err = unix.Unmount(dir, 0); !errors.Is(err, unix.EBUSY) {
+			break
+		}
+		<-clock.Real().After(10 * time.Millisecond)
+	}
+	return err
 }
 
 // Recorder is a mounted disk all of whose writes and flushes are noted.
@@ -240,7 +254,7 @@ func (r *Recorder) Stop() (*Log, error) {
 	log := &Log{Base: r.base, Records: r.records}
 	r.mu.Unlock()
 	err := r.Close()
-	if e := unix.Unmount(r.cover, 0); e != nil {
+	if e := unmount(r.cover); e != nil {
 		return nil, errors.Join(err, e)
 	}
 	<-r.ended

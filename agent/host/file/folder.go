@@ -37,11 +37,8 @@ func (r *Root) MakeDir(s DirSpec) (changed bool, err error) {
 		return false, err
 	}
 	defer closeFD(dir)
-	made := false
-	switch err := unix.Mkdirat(dir, name, 0o700); {
-	case err == nil:
-		made = true
-	case !errors.Is(err, unix.EEXIST):
+	made, err := r.makeWhole(dir, name, s)
+	if err != nil {
 		return false, fail("make folder", s.Path, err)
 	}
 	fd, err := r.step(dir, name)
@@ -66,6 +63,40 @@ func (r *Root) MakeDir(s DirSpec) (changed bool, err error) {
 		}
 	}
 	return made || set, nil
+}
+
+// makeWhole makes the folder under another name, and gives it its own once owner and mode are right: one that a
+// kill left without them would be taken for somebody's. made is false when something is there.
+func (r *Root) makeWhole(dir int, name string, s DirSpec) (made bool, err error) {
+	var st unix.Stat_t
+	if err := statAt(dir, name, &st); !errors.Is(err, unix.ENOENT) {
+		return false, err
+	}
+	tmp := tempName()
+	if err := unix.Mkdirat(dir, tmp, 0o700); err != nil {
+		return false, err
+	}
+	fd, err := r.step(dir, tmp)
+	if err == nil {
+		_, err = own(fd, s)
+		closeFD(fd)
+	}
+	if err == nil {
+		err = unix.Renameat2(dir, tmp, dir, name, unix.RENAME_NOREPLACE)
+	}
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) { // it replaces nothing but an empty folder either
+		err = unix.Renameat(dir, tmp, dir, name)
+	}
+	if err == nil {
+		return true, nil
+	}
+	if e := unix.Unlinkat(dir, tmp, unix.AT_REMOVEDIR); e != nil {
+		return false, errors.Join(err, e)
+	}
+	if errors.Is(err, unix.EEXIST) { // somebody made one meanwhile
+		err = nil
+	}
+	return false, err
 }
 
 // own gives the open folder its owner and mode, and reports whether it had another.
@@ -129,7 +160,7 @@ func (r *Root) SyncFS(path string) error {
 	return nil
 }
 
-// SweepTemp removes the temporary files that a kill left in the folder at path, and says how many. Call
+// SweepTemp removes the temporary files and folders that a kill left in the folder at path, and says how many. Call
 // it before the first Write into that folder, never beside one. A missing folder has none.
 func (r *Root) SweepTemp(path string) (removed int, err error) {
 	fd, err := r.openDir("sweep", path)
@@ -147,7 +178,13 @@ func (r *Root) SweepTemp(path string) (removed int, err error) {
 			if !isTemp(name) {
 				continue
 			}
-			if err := discard(fd, name); err != nil {
+			err := discard(fd, name)
+			if errors.Is(err, unix.EISDIR) {
+				if err = unix.Unlinkat(fd, name, unix.AT_REMOVEDIR); errors.Is(err, unix.ENOTEMPTY) {
+					continue // no folder of MakeDir's
+				}
+			}
+			if err != nil {
 				return removed, fail("sweep", path, err)
 			}
 			removed++
