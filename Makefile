@@ -55,6 +55,7 @@ lint: ## format, vet, staticcheck
 .PHONY: generate
 generate: ## write the documents that are made from the types again (check fails when they are old)
 	CGO_ENABLED=0 go test ./shared/manifest/internal/reference -update
+	MESH_GENERATE=1 CGO_ENABLED=0 go test -count=1 -run TestTheTableOfRightsIsFresh ./shared/grant
 
 .PHONY: fuzz
 fuzz: ## each fuzz target for FUZZTIME (10s), one after the other
