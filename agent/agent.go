@@ -146,10 +146,12 @@ type Agent struct {
 	owed    bool           // somebody waits for a report that could not be made
 	sending int            // reports that were handed over a moment ago, and do not wait yet
 	shown   int            // how many wait, in the status
+	asked   bool           // show asks this daemon; otherwise it reads the status alone
 	laid    *show.Document // what the status says
 	laidAt  time.Time
 	looked  bool           // a pass was made in this life
 	kept    *show.Document // what the history has, of what the status said
+	change  time.Time      // when the first change came that it does not have; zero for none
 
 	// The module that holds the agent's own seat, its bundle, and what was last said of it.
 	agentModule  subject.Module
@@ -280,6 +282,10 @@ func (a *Agent) run(ctx context.Context) error {
 	if a.machine.Events != nil {
 		parts = append(parts, part{"events", a.machine.Events})
 	}
+	if l := a.listen(); l != nil {
+		a.asked = true
+		parts = append(parts, part{"show", func(ctx context.Context) error { return a.answerShow(ctx, l) }})
+	}
 	var wg sync.WaitGroup
 	failed := make(chan error, len(parts)) // each has room: nobody may be listening any more
 	for _, p := range parts {
@@ -291,6 +297,7 @@ func (a *Agent) run(ctx context.Context) error {
 	}
 	err := a.loop(ctx, jobs, results, failed)
 	a.cfg.Notify("STOPPING=1")
+	a.layDown(context.WithoutCancel(ctx))
 	a.ends(ctx)
 	if err == nil {
 		a.leave(ctx)
@@ -310,7 +317,7 @@ func (a *Agent) ends(ctx context.Context) {
 	last.Daemon.Up = false
 	parts, err := show.Parts(a.kept, &last, a.boot)
 	if err == nil {
-		err = a.store.Remember(context.WithoutCancel(ctx), parts, false)
+		err = a.store.Remember(context.WithoutCancel(ctx), a.cfg.Clock.Now(), parts, false)
 	}
 	if err != nil {
 		a.cfg.Log.Error("that the agent ends could not be remembered", "err", err)

@@ -3,6 +3,7 @@ package agent_test
 import (
 	"context"
 	"database/sql"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -583,4 +584,31 @@ func closed(c <-chan struct{}) <-chan struct{} {
 	out := make(chan struct{}, 1)
 	go func() { <-c; out <- struct{}{} }()
 	return out
+}
+
+// TestAnApplyLaysNothingDown: show asks the daemon; what it said last is laid down when it ends.
+func TestAnApplyLaysNothingDown(t *testing.T) {
+	r := newRig(t).start()
+	r.shows("the bus", func(d show.Document) bool { return d.Bus.Up })
+	path := r.path("run/" + agent.StatusFile)
+	before, err := os.Stat(path)
+	must(t, err)
+	r.push(r.sign(3, mod("notes", "one", "web")))
+	r.applied(3)
+	if d := r.status(); d.Declaration.Seq != 3 || len(d.Modules) != 1 {
+		t.Errorf("asked: %+v", d)
+	}
+	if after, err := os.Stat(path); err != nil || !os.SameFile(before, after) {
+		t.Errorf("an apply laid the status down: %v", err)
+	}
+	r.stop()
+	if d := r.status(); d.Node != "" {
+		t.Errorf("a daemon that ended answers: %+v", d)
+	}
+	b, err := os.ReadFile(path)
+	var last show.Document
+	must(t, errors.Join(err, json.Unmarshal(b, &last)))
+	if last.Declaration.Seq != 3 || len(last.Modules) != 1 {
+		t.Errorf("what was laid down at the end: %s", b)
+	}
 }

@@ -180,7 +180,7 @@ func (a *Agent) loop(ctx context.Context, jobs chan<- job, results <-chan done, 
 	defer stopWatchdog()
 	moved, forget := a.moved()
 	defer forget()
-	a.status(ctx)
+	a.layDown(ctx)
 	a.cfg.Notify("READY=1")
 	defer close(a.resting)
 	w, t := waiting{look: apply.Boot}, timers{} // what was declared before comes first
@@ -227,6 +227,7 @@ func (a *Agent) loop(ctx context.Context, jobs chan<- job, results <-chan done, 
 			t.slow = nil
 			a.underWay(ctx)
 		case <-minute:
+			a.layDown(ctx)
 			w.want()
 		case <-a.engine.Changed():
 			w.want()
@@ -242,7 +243,7 @@ func (a *Agent) loop(ctx context.Context, jobs chan<- job, results <-chan done, 
 			w.retry()
 		case <-moved:
 			a.remember(ctx)
-			a.status(ctx)
+			a.layDown(ctx)
 			if _, account := a.account(); account.Outcome == report.Failed {
 				w.want() // it may have been the bus that it lacked
 			}
@@ -303,7 +304,7 @@ func (a *Agent) after(ctx context.Context, d done) (sent bool) {
 	if up, _, _ := a.conn.State(); up && waits {
 		a.sending, sent = 1, true
 	}
-	a.status(ctx)
+	a.changed(ctx)
 	return sent
 }
 
@@ -319,7 +320,7 @@ func (a *Agent) remember(ctx context.Context) {
 func (a *Agent) waits(ctx context.Context) {
 	a.sending = 0
 	if a.store.Depth() != a.shown {
-		a.status(ctx)
+		a.changed(ctx)
 	}
 }
 
@@ -342,7 +343,7 @@ func (a *Agent) broken(ctx context.Context, d done) {
 
 // underWay says that a pass takes long, when it is about a declaration that was accepted.
 func (a *Agent) underWay(ctx context.Context) {
-	a.status(ctx)
+	a.changed(ctx)
 	if _, account := a.account(); account.Outcome == report.Applying {
 		a.say(ctx, false)
 	}

@@ -20,7 +20,7 @@ func (r *rig) history() (*show.Past, []state.Moment) {
 	defer s.Close()
 	all, from, err := s.Moments(r.t.Context())
 	must(r.t, err)
-	live, err := show.Read(r.path("run/status.json"))
+	live, err := show.Ask(r.t.Context(), r.path("run/"+show.Socket))
 	if err != nil {
 		live = nil
 	}

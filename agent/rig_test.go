@@ -231,8 +231,7 @@ func (r *rig) report() report.Report {
 	case p := <-r.reports:
 		return p
 	case <-time.After(soon):
-		status, _ := os.ReadFile(r.path("run/status.json"))
-		r.t.Fatalf("no report within %v; status %s; log %s", soon, status, r.log.text())
+		r.t.Fatalf("no report within %v; status %+v; log %s", soon, r.status(), r.log.text())
 	}
 	panic("unreachable: Fatalf ends the test")
 }
@@ -264,17 +263,14 @@ func (r *rig) silent(why string) {
 	}
 }
 
-// status reads what show reads.
+// status is what show is told; nothing while the daemon is down.
 func (r *rig) status() show.Document {
-	var d show.Document
-	b, err := os.ReadFile(r.path("run/status.json"))
-	if err == nil {
-		err = json.Unmarshal(b, &d)
+	d, err := show.Ask(r.t.Context(), r.path("run/"+show.Socket))
+	if errors.Is(err, show.ErrDown) {
+		return show.Document{}
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		r.t.Fatal(err)
-	}
-	return d
+	must(r.t, err)
+	return *d
 }
 
 // shows waits until the status is as ok says.

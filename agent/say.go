@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
@@ -213,32 +212,51 @@ func filterTrouble(s filter.State) string {
 	return ""
 }
 
-// status lays down what show reads.
-func (a *Agent) status(ctx context.Context) {
+// document is what show is told, and what the history keeps.
+func (a *Agent) document(ctx context.Context) (*show.Document, error) {
+	d, err := show.Gather(ctx, a.store, a.runtime())
+	if err == nil {
+		err = a.keep(ctx, d)
+	}
+	return d, err
+}
+
+// changed notes that this machine is other than it was. That is looked at in full when somebody asks or within a
+// minute: at once where nobody can ask, and when something is amiss, since the end may be near.
+func (a *Agent) changed(ctx context.Context) {
+	if a.change.IsZero() {
+		a.change = a.cfg.Clock.Now()
+	}
+	if _, account := a.account(); !a.asked || account.Outcome == report.Failed || account.Outcome == report.Refused {
+		a.layDown(ctx)
+	}
+}
+
+// layDown writes what show reads when the daemon is down. While it lives it is asked.
+func (a *Agent) layDown(ctx context.Context) {
 	if a.cfg.Run == "" {
 		return
 	}
-	d, err := show.Gather(ctx, a.store, a.runtime())
+	d, err := a.document(ctx)
 	if err == nil {
-		a.shown = d.Outbox.Depth
-		err = a.write(ctx, d)
+		err = a.write(d)
 	}
 	if err != nil && ctx.Err() == nil {
 		a.cfg.Log.Error("status could not be written", "err", err)
 	}
 }
 
-// write lays d down, unless it says what was laid down a moment ago.
-func (a *Agent) write(ctx context.Context, d *show.Document) error {
+// write lays d down, unless it says what was laid down before; where nobody can ask, a moment before.
+func (a *Agent) write(d *show.Document) error {
 	now := a.cfg.Clock.Now()
-	if a.laid != nil && now.Sub(a.laidAt) < reconcileEvery {
+	if a.laid != nil && (a.asked || now.Sub(a.laidAt) < reconcileEvery) {
 		same := *d
 		same.At, same.FreeDisk, same.Since = a.laid.At, a.laid.FreeDisk, a.laid.Since // times and log lines are no news
 		if reflect.DeepEqual(&same, a.laid) {
 			return nil
 		}
 	}
-	if err := errors.Join(a.keep(ctx, d), d.Write(filepath.Join(a.cfg.Run, StatusFile))); err != nil {
+	if err := d.Write(filepath.Join(a.cfg.Run, StatusFile)); err != nil {
 		return err
 	}
 	a.laid, a.laidAt = d, now
@@ -251,14 +269,18 @@ func (a *Agent) keep(ctx context.Context, d *show.Document) error {
 	if !a.looked {
 		return nil
 	}
+	at := a.change
+	if at.IsZero() {
+		at = a.cfg.Clock.Now()
+	}
 	parts, err := show.Parts(a.kept, d, a.boot)
 	if err == nil && len(parts) > 0 {
-		err = a.store.Remember(ctx, parts, a.kept == nil)
+		err = a.store.Remember(ctx, at, parts, a.kept == nil)
 	}
 	if err != nil {
 		return err
 	}
-	a.kept, d.Since = d, a.store.Since()
+	a.kept, a.change, d.Since = d, time.Time{}, a.store.Since()
 	return nil
 }
 

@@ -74,7 +74,7 @@ func (a *Agent) onLoop(ctx context.Context, fn func(*waiting)) error {
 func (a *Agent) showVerb(ctx context.Context, _ verb.Caller, _ controller.Nothing) (json.RawMessage, error) {
 	var d *show.Document
 	var errGather error
-	if err := a.onLoop(ctx, func(*waiting) { d, errGather = show.Gather(ctx, a.store, a.runtime()) }); err != nil {
+	if err := a.onLoop(ctx, func(*waiting) { d, errGather = a.document(ctx) }); err != nil {
 		return nil, err
 	}
 	if errGather != nil {

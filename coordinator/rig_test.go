@@ -46,8 +46,16 @@ func TestMain(m *testing.M) {
 // shifted is the machine's clock, some way off.
 type shifted struct {
 	clock.Clock
-	mu sync.Mutex
-	by time.Duration
+	mu    sync.Mutex
+	by    time.Duration
+	every map[time.Duration]chan time.Time // what the test ticks itself
+}
+
+func (s *shifted) Every(d time.Duration) (<-chan time.Time, func()) {
+	if c := s.every[d]; c != nil {
+		return c, func() {}
+	}
+	return s.Clock.Every(d)
 }
 
 func (s *shifted) Now() time.Time {

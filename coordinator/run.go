@@ -28,7 +28,7 @@ func (c *Coordinator) stages() [][]part {
 		{{"watchdog", func(ctx context.Context) error { return n.watch(ctx, c.cfg.Clock, c.cfg.Watchdog, c.well) }}, {"user list", c.users.run}},
 		{{"hear", c.hear.Run}, {"artifacts", c.keeper.Run}},
 		// Together: an answer that waits for news of a push ends with the pushes.
-		{{"push", c.push.Run}, {"enrol", c.door.Run}, {"verbs", c.verbs.Run}},
+		{{"push", c.push.Run}, {"enrol", c.door.Run}, {"verbs", c.verbs.Run}, {"remind", c.remind}},
 	}
 	if c.cfg.Metrics != "" {
 		all = append(all, []part{{"metrics", c.serveMetrics}})

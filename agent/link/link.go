@@ -34,6 +34,10 @@ const (
 	// retryMin and retryMax bound the pause after a send or a read that failed while the bus is there.
 	retryMin = 500 * time.Millisecond
 	retryMax = 30 * time.Second
+	// looksForFirst is how often a node that was never sent anything, as far as the stream knows, looks for
+	// its declaration after a connect: a busy stream takes seconds to keep what was sent before the
+	// subscription was in place, and answers meanwhile that there is none.
+	looksForFirst = 4
 )
 
 // Heard is a declaration that came over the bus.
@@ -191,7 +195,7 @@ func (l *Link) readBack(ctx context.Context, look <-chan struct{}) {
 			return
 		case <-look:
 		}
-		for pause := retryMin; ; pause = min(2*pause, retryMax) {
+		for pause, looks := retryMin, 1; ; pause, looks = min(2*pause, retryMax), looks+1 {
 			rctx, cancel := context.WithTimeout(ctx, fetchBound)
 			b, err := l.cfg.Conn.Last(rctx, subject.Declarations, subject.Declaration(l.cfg.Node))
 			cancel()
@@ -199,10 +203,13 @@ func (l *Link) readBack(ctx context.Context, look <-chan struct{}) {
 				l.heard.put(Heard{Signed: b})
 				break
 			}
-			if errors.Is(err, bus.ErrNone) || errors.Is(err, bus.ErrAway) || ctx.Err() != nil {
+			none := errors.Is(err, bus.ErrNone)
+			if none && (looks == looksForFirst || l.cfg.Alive().Seq > 0) || errors.Is(err, bus.ErrAway) || ctx.Err() != nil {
 				break // nothing was ever sent, or the next connect looks again
 			}
-			l.cfg.Log.Warn("read the declaration, trying again", "err", err)
+			if !none {
+				l.cfg.Log.Warn("read the declaration, trying again", "err", err)
+			}
 			select {
 			case <-ctx.Done():
 				return

@@ -26,6 +26,7 @@ import (
 	"mesh/shared/bus"
 	"mesh/shared/clock"
 	"mesh/shared/declaration"
+	"mesh/shared/grant"
 	"mesh/shared/report"
 	"mesh/shared/subject"
 	"mesh/shared/waitfor"
@@ -312,5 +313,53 @@ func TestAFetchEndsWithItsContext(t *testing.T) {
 	}
 	if err := l.Fetch(t.Context(), declaration.Artifact{Digest: a.Digest, Size: 8 << 30, Chunks: 1 << 33}, 0, io.Discard); err == nil {
 		t.Error("an artifact of more chunks than bytes was fetched")
+	}
+}
+
+// TestADeclarationThatTheStreamKeepsLateIsFound: it was sent in the moment before the subscription was in place, and
+// the stream had not kept it when the node read it.
+func TestADeclarationThatTheStreamKeepsLateIsFound(t *testing.T) {
+	b := testbus.Start(t, testbus.Node("n1"))
+	b.Edit(t, func(u *grant.User) {
+		if u.Principal == "coordinator" {
+			u.Publish = append(u.Publish, "late")
+		}
+	})
+	core := b.Connect(t, "coordinator")
+	js, err := jetstream.New(core.NATS())
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, err := js.Stream(t.Context(), string(subject.Declarations))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := st.CachedInfo().Config
+	cfg.Subjects = append(cfg.Subjects, "late") // kept under the node's subject, and heard by nobody
+	cfg.SubjectTransform = &jetstream.SubjectTransformConfig{Source: "late", Destination: subject.Declaration("n1")}
+	if _, err := js.UpdateStream(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	clk := clock.NewFake(clock.Real().Now())
+	conn, err := bus.Connect(t.Context(), b.Options("node-n1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	l := link.New(link.Config{Node: "n1", Conn: conn, Outbox: store(t), Clock: clk, Log: slog.New(slog.DiscardHandler), Alive: func() report.Heartbeat { return report.Heartbeat{At: 1} }})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- l.Run(ctx) }()
+	waitfor.True(t, "the first look", soon, func() (bool, any) { return clk.Waiting() == 2, clk.Waiting() }) // and the heartbeat
+	if err := core.Publish(t.Context(), "late", []byte("late"), ""); err != nil {
+		t.Fatal(err)
+	}
+	clk.Advance(time.Second)
+	if h := waitfor.Value(t, "what was kept late", soon, l.Heard()); string(h.Signed) != "late" || h.Pushed {
+		t.Errorf("heard %s, pushed %v", h.Signed, h.Pushed)
+	}
+	cancel()
+	if err := waitfor.Value(t, "the link's end", soon, done); err != nil {
+		t.Error(err)
 	}
 }

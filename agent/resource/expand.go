@@ -184,7 +184,11 @@ func Expand(in Input) ([]Resource, map[subject.Module]error) {
 		}
 	}
 	in.Expanded.only(in.Declaration)
-	var all []Resource
+	size := 0
+	for _, f := range found {
+		size += len(f)
+	}
+	all := make([]Resource, 0, size)
 	for i, m := range modules {
 		if failed[m.Name] != nil {
 			continue

@@ -1,6 +1,6 @@
 // Package show is what the agent says about its machine to whoever stands at it, bus or no bus, daemon
-// up or down (NOD-10). The daemon keeps one Document beside it in /run, written when something changed;
-// the command reads that, and with the daemon down makes one from the store. What it prints as JSON (Page)
+// up or down (NOD-10). The daemon gives one Document to whoever asks it over a socket in /run, and leaves its last
+// one there; the command asks, and with the daemon down reads that or makes one from the store. What it prints as JSON (Page)
 // is stable: fields are only added. The package owns no goroutine.
 package show
 

@@ -57,13 +57,12 @@ type moments struct {
 
 // Remember keeps how parts of the machine are from now on; what is as it was costs nothing. With whole, parts
 // that are not among them are no more. It is written with the next write.
-func (s *Store) Remember(ctx context.Context, parts map[string][]byte, whole bool) error {
+func (s *Store) Remember(ctx context.Context, now time.Time, parts map[string][]byte, whole bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.loadMoments(ctx); err != nil {
 		return fmt.Errorf("read the moments: %w", err)
 	}
-	now := s.clock.Now()
 	for _, name := range slices.Sorted(maps.Keys(parts)) {
 		s.moment(name, parts[name], now)
 	}

@@ -21,7 +21,7 @@ func TestMoments(t *testing.T) {
 			name, body, _ := strings.Cut(p, "=")
 			m[name] = []byte(body)
 		}
-		if err := s.Remember(ctx, m, whole); err != nil {
+		if err := s.Remember(ctx, b.clock.Now(), m, whole); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -76,7 +76,7 @@ func TestMoments(t *testing.T) {
 func TestMomentsAreBounded(t *testing.T) {
 	ctx, b := t.Context(), newBed(t)
 	s := b.open()
-	if err := s.Remember(ctx, map[string][]byte{"old": []byte("stays")}, false); err != nil {
+	if err := s.Remember(ctx, b.clock.Now(), map[string][]byte{"old": []byte("stays")}, false); err != nil {
 		t.Fatal(err)
 	}
 	large := strings.Repeat("x", 2000)
@@ -86,7 +86,7 @@ func TestMomentsAreBounded(t *testing.T) {
 		if i > state.MaxMoments+1000 {
 			body += large
 		}
-		if err := s.Remember(ctx, map[string][]byte{fmt.Sprint("module/", i%10): []byte(body)}, false); err != nil {
+		if err := s.Remember(ctx, b.clock.Now(), map[string][]byte{fmt.Sprint("module/", i%10): []byte(body)}, false); err != nil {
 			t.Fatal(err)
 		}
 		if i%50 == 0 {
@@ -126,7 +126,7 @@ func TestAPartThatChangesAllTheTime(t *testing.T) {
 	s := b.open()
 	for i := range 600 { // ten minutes
 		b.clock.Advance(time.Second)
-		if err := s.Remember(ctx, map[string][]byte{"module/loops": []byte(fmt.Sprint(i))}, false); err != nil {
+		if err := s.Remember(ctx, b.clock.Now(), map[string][]byte{"module/loops": []byte(fmt.Sprint(i))}, false); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -61,7 +61,7 @@ func putModules(ctx context.Context, tx *sql.Tx, before, next map[string]report.
 func (s *Store) Modules() []report.Module {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := slices.Collect(maps.Values(s.modules))
+	out := slices.AppendSeq(make([]report.Module, 0, len(s.modules)), maps.Values(s.modules))
 	order.Sort(out, func(a, b report.Module) int {
 		if a.Name < b.Name {
 			return -1

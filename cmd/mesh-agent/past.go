@@ -63,7 +63,7 @@ func (s shower) history(ctx context.Context) (*history, error) {
 	if err != nil {
 		return nil, err
 	}
-	live, err := show.Read(filepath.Join(s.at.run, agent.StatusFile))
+	live, err := s.running(ctx)
 	if err != nil && !errors.Is(err, show.ErrDown) {
 		return nil, err
 	}

@@ -33,7 +33,7 @@ func (h host) lived() (began time.Time) {
 		edit(d)
 		parts, err := show.Parts(last, d, "b")
 		if err == nil {
-			err = s.Remember(ctx, parts, last == nil)
+			err = s.Remember(ctx, clk.Now(), parts, last == nil)
 		}
 		if err != nil {
 			h.t.Fatal(err)

@@ -184,9 +184,18 @@ func encode(w io.Writer, v any) error {
 	return e.Encode(v)
 }
 
+// running is the daemon's; ErrDown is met with it down.
+func (s shower) running(ctx context.Context) (*show.Document, error) {
+	d, err := show.Ask(ctx, filepath.Join(s.at.run, show.Socket))
+	if errors.Is(err, show.ErrDown) { // or it could not listen
+		return show.Read(filepath.Join(s.at.run, agent.StatusFile))
+	}
+	return d, err
+}
+
 // document is the daemon's, or with it down one made from the store.
 func (s shower) document(ctx context.Context) (*show.Document, error) {
-	d, err := show.Read(filepath.Join(s.at.run, agent.StatusFile))
+	d, err := s.running(ctx)
 	if err == nil || !errors.Is(err, show.ErrDown) {
 		return d, err
 	}
@@ -283,6 +292,9 @@ func (s shower) watch(ctx context.Context) error {
 	var last []byte
 	for {
 		now, err := s.content(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
 		if err != nil {
 			return err
 		}

@@ -69,6 +69,23 @@ func (s *Store) Unrecorded(ctx context.Context) (map[subject.Node]uint64, error)
 	return all, nil
 }
 
+// Unheard are the nodes whose last declaration was sent and whose last report is about an older one, with its seq.
+func (s *Store) Unheard(ctx context.Context) (map[subject.Node]uint64, error) {
+	all := make(map[subject.Node]uint64)
+	err := each(ctx, s.db.Read(), func(r *sql.Rows) error {
+		var name subject.Node
+		var seq uint64
+		err := r.Scan(&name, &seq)
+		all[name] = seq
+		return err
+	}, `SELECT n.name, d.seq FROM node n JOIN declaration d ON d.node = n.id LEFT JOIN report r ON r.node = n.id
+		WHERE n.removed IS NULL AND d.sent >= d.seq AND coalesce(r.seq, 0) < d.seq`)
+	if err != nil {
+		return nil, fmt.Errorf("read what was sent and not answered: %w", err)
+	}
+	return all, nil
+}
+
 // Raise keeps that seqs are taken which these records, an older copy, do not know of: no node is sent one
 // of them again, for it would refuse it.
 func (s *Store) Raise(ctx context.Context, by By, seqs map[subject.Node]uint64) error {

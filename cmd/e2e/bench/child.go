@@ -179,7 +179,8 @@ func serve(ctx context.Context, h handlers) error {
 		debug.FreeOSMemory()
 		return nil, nil
 	})
-	h["profile"] = on(func(_ context.Context, file string) (any, error) { return nil, profile(file) })
+	var p profile
+	h["profile"] = on(func(_ context.Context, file string) (any, error) { return nil, p.write(file) })
 	in := json.NewDecoder(bufio.NewReaderSize(os.Stdin, 1<<20))
 	out := json.NewEncoder(os.Stdout)
 	for {
@@ -212,15 +213,31 @@ func (h handlers) answer(ctx context.Context, q question) (r reply) {
 	return r
 }
 
-// profile writes a processor profile to file from now on; an empty name ends it.
-func profile(file string) error {
+// profile is the file of the processor profile under way.
+type profile string
+
+// write writes a processor profile to file from now on; an empty name ends it. What was allocated until then,
+// and until the end, goes beside it: "go tool pprof -base" tells them apart.
+func (p *profile) write(file string) error {
 	pprof.StopCPUProfile()
 	if file == "" {
-		return nil
+		return allocations(string(*p) + ".allocs")
+	}
+	*p = profile(file)
+	if err := allocations(file + ".before"); err != nil {
+		return err
 	}
 	f, err := os.Create(file)
 	if err != nil {
 		return err
 	}
 	return pprof.StartCPUProfile(f) // the file is closed with the process
+}
+
+func allocations(file string) error {
+	f, err := os.Create(file)
+	if err != nil {
+		return err
+	}
+	return errors.Join(pprof.Lookup("allocs").WriteTo(f, 0), f.Close())
 }

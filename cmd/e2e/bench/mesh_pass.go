@@ -115,22 +115,44 @@ func (p *passer) pass(ctx context.Context, cause apply.Cause) error {
 	return err
 }
 
-// status lays down what show reads of a daemon, which is this process.
+// status is a daemon for show: it answers, and lays down what it says last.
 func (p *passer) status(ctx context.Context, dir string) error {
-	self, err := show.Self()
-	if err != nil {
-		return err
-	}
-	now := time.Now().UnixMilli()
-	d, err := show.Gather(ctx, p.store, show.Runtime{Node: "bench", Mesh: "bench", Agent: report.Agent{Version: "bench"}, Daemon: self, At: now,
-		Bus: show.Bus{Up: true, Address: "192.0.2.1:4222", Since: now}, Declaration: show.Declaration{Seq: 1, Accepted: now, Outcome: report.Applied},
-		Uplinks: []string{"eth0"}, FreeDisk: 1 << 30})
+	d, err := p.document(ctx)
 	if err != nil {
 		return err
 	}
 	// The command reads whose machine it is from the credential.
 	credential := []byte(`{"name":"bench","mesh":"bench"}`)
-	return errors.Join(os.WriteFile(filepath.Join(dir, "state", agent.CredentialFile), credential, 0o600), d.Write(filepath.Join(dir, agent.StatusFile)))
+	if err := errors.Join(os.WriteFile(filepath.Join(dir, "state", agent.CredentialFile), credential, 0o600), d.Write(filepath.Join(dir, agent.StatusFile))); err != nil {
+		return err
+	}
+	l, err := show.Listen(filepath.Join(dir, show.Socket))
+	if err != nil {
+		return err
+	}
+	go func() { // ends with this process, or with what it cannot answer
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			if d, err := p.document(ctx); err != nil || show.Answer(ctx, conn, d) != nil {
+				return
+			}
+		}
+	}()
+	return nil
+}
+
+func (p *passer) document(ctx context.Context) (*show.Document, error) {
+	self, err := show.Self()
+	if err != nil {
+		return nil, err
+	}
+	now := time.Now().UnixMilli()
+	return show.Gather(ctx, p.store, show.Runtime{Node: "bench", Mesh: "bench", Agent: report.Agent{Version: "bench"}, Daemon: self, At: now,
+		Bus: show.Bus{Up: true, Address: "192.0.2.1:4222", Since: now}, Declaration: show.Declaration{Seq: 1, Accepted: now, Outcome: report.Applied},
+		Uplinks: []string{"eth0"}, FreeDisk: 1 << 30})
 }
 
 // passDeclaration is ten modules of twenty files each.

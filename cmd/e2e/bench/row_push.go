@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"mesh/coordinator/client"
@@ -41,14 +42,17 @@ func (p *pushBed) leave() {
 	if p.client != nil {
 		p.client.Close()
 	}
-	for _, c := range append(append([]*child{}, p.meshAgents...), p.floorAgents...) {
+	for _, c := range slices.Concat(p.meshAgents, p.floorAgents, []*child{p.mesh, p.floor}) {
 		c.leave()
 	}
-	p.mesh.leave()
-	p.floor.leave()
 	if p.run != "" {
 		_ = os.RemoveAll(p.run) // a memory file system of small files
 	}
+}
+
+// children are all of them, mesh's first.
+func (p *pushBed) children() []*child {
+	return slices.Concat(p.meshAgents, []*child{p.mesh}, p.floorAgents, []*child{p.floor})
 }
 
 // groups splits n agents over processes so that each can hold its files.
@@ -197,7 +201,7 @@ func (b *bench) pushChange(ctx context.Context, p *pushBed) ([]score, error) {
 			return p.meshRound(ctx, controller.PushAsk{All: true, Why: "row 1"})
 		})
 		return err
-	}, append(p.meshAgents, p.mesh)...)
+	}, p.children()...)
 	if err != nil {
 		return nil, err
 	}
