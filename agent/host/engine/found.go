@@ -14,7 +14,7 @@ import (
 
 // ImageMade is when an image that is on the machine was made, and its ID.
 func (e *Engine) ImageMade(ctx context.Context, word string) (made time.Time, id string, err error) {
-	out, err := e.do(ctx, "image-"+short(word), "image", "inspect", "--format", `{{.Id}} {{json .Created}}`, word)
+	out, err := e.do(ctx, "image-"+short(word), "image", "inspect", "--format", `{{.ID}} {{json .Created}}`, word)
 	if err != nil {
 		return time.Time{}, "", err
 	}

@@ -59,7 +59,7 @@ var ErrNoContainer = errors.New("no such container")
 
 // inspectFormat asks for what Container holds, and no more: of the whole answer only the end would fit.
 const inspectFormat = `{"image":{{json .Image}},"config":{{json .Config.Labels}},"created":{{json .Created}},"status":{{json .State.Status}},` +
-	`"ports":{{json .NetworkSettings.Ports}},"networks":{{json .NetworkSettings.Networks}},"mounts":{{json .Mounts}},"id":{{json .Id}},` +
+	`"ports":{{json .NetworkSettings.Ports}},"networks":{{json .NetworkSettings.Networks}},"mounts":{{json .Mounts}},"id":{{json .ID}},` +
 	`"restart":{{json .HostConfig.RestartPolicy.Name}},"remove":{{json .HostConfig.AutoRemove}},"name":%s,"command":%s}`
 
 // Inspect asks the engine about one container. It starts a process: it is for what files leave open.
