@@ -204,8 +204,8 @@ func (r *run) sayBack(m *report.Module, p *proof) {
 	case unwell != "":
 		now = m.Build + ", which is not well either: " + unwell
 	}
-	m.State, m.Log = report.Broken, p.Log
-	m.Detail = fmt.Sprintf("%s failed: %s; rolled back to %s", p.FailedBuild, p.Why, now)
+	m.State, m.Log, m.FailedBuild = report.Broken, p.Log, p.FailedBuild
+	m.Detail = fmt.Sprintf("%s: %s; rolled back to %s", p.FailedBuild, p.Why, now)
 }
 
 // try judges an instance that is not good yet. It returns what is to be kept of it; nil for nothing.
@@ -218,7 +218,7 @@ func (r *run) try(ctx context.Context, m *report.Module, p *proof, sum string, s
 		if m.State == report.Running {
 			m.State, m.Detail = report.Broken, signs.Amiss
 		}
-		m.Log = p.Log
+		m.Log, m.FailedBuild = p.Log, p.FailedBuild
 		return nil
 	}
 	t := r.trial(m, sum, paused)
@@ -309,7 +309,7 @@ func (r *run) proved(m *report.Module, p *proof, sum string) *state.Good {
 func (r *run) didNot(ctx context.Context, m *report.Module, p *proof, t *trial, why string) *state.Good {
 	next := *p
 	next.Failed, next.FailedBuild, next.Why, next.Log = t.sum, m.Build, why, r.lines(ctx, m.Name, t.since)
-	m.State, m.Detail, m.Log = report.Broken, why, next.Log
+	m.State, m.Detail, m.Log, m.FailedBuild = report.Broken, why, next.Log, m.Build
 	if p.Sum != "" && r.good(ctx, m.Name, p.Sum) != nil {
 		r.health.due = append(r.health.due, due{m.Name, &next})
 		return nil
@@ -349,11 +349,19 @@ func (r *run) lines(ctx context.Context, m subject.Module, since time.Time) stri
 	}
 	size, first := 0, len(said)
 	for i := len(said) - 1; i >= 0; i-- { // the end tells most
-		said[i] = report.Cut(strings.ReplaceAll(said[i], "\n", " "), maxLine)
+		said[i] = report.Cut(strings.Map(printable, said[i]), maxLine)
 		if size += len(said[i]) + 1; size > report.MaxLog {
 			break
 		}
 		first = i
 	}
 	return strings.Join(said[first:], "\n")
+}
+
+// printable keeps a line of a program's a line, and from steering a terminal.
+func printable(c rune) rune {
+	if c < 0x20 && c != '\t' || c >= 0x7f && c < 0xa0 {
+		return ' '
+	}
+	return c
 }

@@ -141,7 +141,7 @@ func TestABuildThatDoesNotAnswerGivesWay(t *testing.T) {
 	if !backTo("build-1")(r) {
 		t.Fatalf("past its time it is %s: %+v", r.Outcome, r.Modules)
 	}
-	const detail = "build-2 failed: it did not get well within 30s: mesh-notes-web: it answers 500 Internal Server Error; rolled back to build-1, which runs"
+	const detail = "build-2: it did not get well within 30s: mesh-notes-web: it answers 500 Internal Server Error; rolled back to build-1, which runs"
 	if m := r.Modules[0]; m.State != report.Broken || m.Detail != detail || m.Log != strings.Join(b.journal, "\n") {
 		t.Errorf("it says %+v", m)
 	}
@@ -276,7 +276,7 @@ func TestWhatSystemdGivesUpGoesBackAtOnce(t *testing.T) {
 		refuses       error
 		says          string
 	}{
-		{"a unit that dies", "fails", nil, "build-2 failed: mesh-notes-web.service: it failed (exit-code, status 0); rolled back to build-1, which runs"},
+		{"a unit that dies", "fails", nil, "build-2: mesh-notes-web.service: it failed (exit-code, status 0); rolled back to build-1, which runs"},
 		{"a unit that systemd cannot read", "two", systemd.ErrBadUnit, "the unit's file is not valid; rolled back to build-1, which runs"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -100,7 +100,7 @@ func failing(r records.Reported) string {
 		return fmt.Sprintf("declaration %d could not be applied whole", r.Seq)
 	}
 	for _, m := range r.Report.Modules {
-		if m.State == report.Broken {
+		if m.State == report.Broken || m.State == report.Unwell {
 			return report.Cut(strings.TrimSuffix(fmt.Sprintf("module %s: %s", m.Name, m.Detail), ": "), mostWords)
 		}
 	}
@@ -226,7 +226,7 @@ func (s *Server) assigned(ctx context.Context, n subject.Node, runs []report.Mod
 		}
 		for _, m := range runs {
 			if m.Name == a.Module {
-				x.Runs, x.State, x.Detail = m.Build, m.State, m.Detail
+				x.Runs, x.State, x.Detail, x.Log = m.Build, m.State, m.Detail, m.Log
 			}
 		}
 		out = append(out, x)

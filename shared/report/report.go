@@ -124,7 +124,10 @@ type Module struct {
 	// Since is when State began, Unix milliseconds.
 	Since    int64 `json:"since,omitempty"`
 	Restarts int   `json:"restarts,omitempty"`
-	// Log is what a build that did not get well said last, in lines (APP-7).
+	// FailedBuild is the declared build, when it did not get well: Build runs in its place then, or is it itself
+	// when there is none to go back to (APP-7).
+	FailedBuild string `json:"failed_build,omitempty"`
+	// Log is what that build said last, in lines.
 	Log string `json:"log,omitempty"`
 }
 
@@ -231,7 +234,7 @@ func (r *Report) shorten() {
 	r.Apply.Refused = Shorten(r.Apply.Refused, maxText)
 	for i := range r.Modules {
 		r.Modules[i].Build, r.Modules[i].Detail = Cut(r.Modules[i].Build, maxFact), Cut(r.Modules[i].Detail, maxText)
-		r.Modules[i].Log = Cut(r.Modules[i].Log, MaxLog)
+		r.Modules[i].FailedBuild, r.Modules[i].Log = Cut(r.Modules[i].FailedBuild, maxFact), Cut(r.Modules[i].Log, MaxLog)
 	}
 	if r.Filter != nil {
 		r.Filter.Why = Cut(r.Filter.Why, maxText)

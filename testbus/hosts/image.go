@@ -61,13 +61,21 @@ const (
 	Docker Flavour = "docker"
 	// Fronts: the front ends of packet filters that people install, none of them switched on.
 	Fronts Flavour = "fronts"
+	// Daemons: programs that people run, none of them switched on, for modules whose processes they are.
+	Daemons Flavour = "daemons"
 )
 
 // fronts is what a host of the flavour Fronts has besides: front ends, and what bans beside them.
 var fronts = []string{"fail2ban", "firewalld", "iptables", "ufw"}
 
+// daemons is what a host of the flavour Daemons has besides.
+var daemons = []string{"nginx-light", "redis-server"}
+
 // asleep are the units of theirs that the packages switch on.
-var asleep = []string{"fail2ban.service", "firewalld.service", "ufw.service"}
+var asleep = map[Flavour][]string{
+	Fronts:  {"fail2ban.service", "firewalld.service", "ufw.service"},
+	Daemons: {"nginx.service", "redis-server.service"},
+}
 
 // includes are the packages of a host.
 func (f Flavour) includes() []string {
@@ -78,6 +86,8 @@ func (f Flavour) includes() []string {
 		return append(slices.Clone(packages), "docker.io", "iptables")
 	case Fronts:
 		return append(slices.Clone(packages), fronts...)
+	case Daemons:
+		return append(slices.Clone(packages), daemons...)
 	}
 	return packages
 }
@@ -324,10 +334,10 @@ func settleImage(dir string, f Flavour) error {
 
 // putAsleep switches off what the packages of the flavour switched on.
 func putAsleep(ctx context.Context, dir string, f Flavour) error {
-	if f != Fronts {
+	if len(asleep[f]) == 0 {
 		return nil
 	}
-	return command(ctx, "", append([]string{"systemctl", "--quiet", "--root=" + dir, "disable"}, asleep...)...)
+	return command(ctx, "", append([]string{"systemctl", "--quiet", "--root=" + dir, "disable"}, asleep[f]...)...)
 }
 
 // markUpdated says that /etc and /var were made for this /usr, else each first boot rebuilds caches
