@@ -56,7 +56,7 @@ func (s *Store) Ledger(ctx context.Context) ([]Row, error) {
 			return nil, err
 		}
 	}
-	rows := slices.Collect(maps.Values(s.ledger))
+	rows := slices.AppendSeq(make([]Row, 0, len(s.ledger)), maps.Values(s.ledger))
 	slices.SortFunc(rows, func(a, b Row) int { return strings.Compare(a.ID, b.ID) })
 	return rows, nil
 }
