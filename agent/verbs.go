@@ -49,6 +49,7 @@ func (a *Agent) answers() (err error) {
 		serve.Bind(subject.NodeEngine, engine.Logs, a.logsVerb),
 		serve.Bind(subject.NodeEngine, engine.LogsNext, a.logsNextVerb),
 		serve.Bind(subject.NodeEngine, engine.Diagnose, a.diagnoseVerb),
+		serve.Bind(subject.NodeEngine, engine.Data, a.dataVerb),
 		serve.Bind(subject.NodeEngine, engine.Exposure, a.exposureVerb),
 		serve.Bind(subject.NodeEngine, engine.Probe, a.probeVerb),
 		serve.Bind(subject.NodePrevention, engine.Banned, a.bannedVerb),

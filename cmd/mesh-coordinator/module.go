@@ -254,14 +254,3 @@ func pairs(flag string, given []string, value func(string) (string, error)) (map
 	}
 	return out, nil
 }
-
-func (a *app) unassign() *cobra.Command {
-	cmd := a.verb(controller.Unassign, "unassign <node> <module>", cobra.ExactArgs(2))
-	reason := why(cmd)
-	return asking(a, cmd, controller.Unassign,
-		func(given []string) (any, error) {
-			ask, err := assignAsk(given)
-			return controller.UnassignAsk{Node: ask.Node, Module: ask.Module, Why: *reason}, err
-		},
-		a.done("unassigned; it stops with the next push, its data stays", "it was not assigned"))
-}

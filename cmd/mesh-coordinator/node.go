@@ -113,6 +113,11 @@ func writeNode(w io.Writer, n controller.NodeAnswer, now time.Time) error {
 			pairs = append(pairs, "took", string(t.Module)+": "+takeOutcome(&t, now))
 		}
 	}
+	if r := n.Report; r != nil {
+		for _, s := range r.Strays {
+			pairs = append(pairs, "stray", s+": nothing declares it; mesh-coordinator push "+string(n.Name)+" --prune removes it")
+		}
+	}
 	for _, note := range n.Notes {
 		pairs = append(pairs, "note", note)
 	}

@@ -92,6 +92,7 @@ func (a *app) push() *cobra.Command {
 	cmd.Long = "Send declarations, and show each report as it arrives. Exits 0 when every node applied its own, 1 when one refused or failed, 2 when one was not heard in time."
 	all := cmd.Flags().Bool("all", false, "every node")
 	behind := cmd.Flags().Bool("behind", false, "the nodes whose records changed since they were sent to, or that have not applied what they were sent")
+	prune := cmd.Flags().Bool("prune", false, "have the strays removed that these nodes name (node show): units, networks and containers of mesh's that nothing declares")
 	wait := cmd.Flags().Duration("wait", 2*time.Minute, "how long to wait for the reports; 0 returns at once")
 	reason := why(cmd)
 	cmd.RunE = func(cmd *cobra.Command, given []string) error {
@@ -107,7 +108,7 @@ func (a *app) push() *cobra.Command {
 			return err
 		}
 		defer c.Close()
-		first, err := client.Ask[controller.Push](cmd.Context(), c, controller.PushSend, controller.PushAsk{Nodes: nodes, All: *all, Behind: *behind, Why: *reason})
+		first, err := client.Ask[controller.Push](cmd.Context(), c, controller.PushSend, controller.PushAsk{Nodes: nodes, All: *all, Behind: *behind, Prune: *prune, Why: *reason})
 		if err != nil {
 			return err
 		}

@@ -153,6 +153,11 @@ func (s *Store) assign(t *tx, n Node, b *Build, set AssignSet) (Assigned, error)
 		n.id, string(b.Module), encode(a.Settings), encode(a.Secrets)); err != nil {
 		return out, err
 	}
+	if out.New { // what it brings is not to be deleted
+		if err := t.exec(`DELETE FROM removal WHERE node = ? AND module = ?`, n.id, string(b.Module)); err != nil {
+			return out, err
+		}
+	}
 	t.touch(touch{node: n.Name})
 	object := fmt.Sprintf("module %s on %s", b.Module, n.Name)
 	if len(words) > 0 {
@@ -225,27 +230,32 @@ func (s *Store) Unassign(ctx context.Context, by By, names []subject.Node, modul
 			return err
 		}
 		for _, n := range nodes {
-			res, err := t.ExecContext(ctx, `DELETE FROM assignment WHERE node = ? AND module = ?`, n.id, string(module))
-			if err != nil {
-				return err
-			}
-			if gone, err := res.RowsAffected(); err != nil {
-				return err
-			} else if gone == 0 {
-				known, err := texts(ctx, t, `SELECT module FROM assignment WHERE node = ?`, n.id)
-				if err != nil {
-					return err
-				}
-				return refusal.New(fmt.Sprintf("unassign %s from %s", module, n.Name), "it is not assigned there",
-					didYouMean(string(module), known, "it has: "+strings.Join(known, ", ")))
-			}
-			t.touch(touch{node: n.Name})
-			if err := t.note("unassign", fmt.Sprintf("module %s from %s", module, n.Name), n.Name, module); err != nil {
+			if err := s.unassign(t, n, module); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
+}
+
+// unassign takes a module off one node.
+func (s *Store) unassign(t *tx, n Node, module subject.Module) error {
+	res, err := t.ExecContext(t.ctx, `DELETE FROM assignment WHERE node = ? AND module = ?`, n.id, string(module))
+	if err != nil {
+		return err
+	}
+	if gone, err := res.RowsAffected(); err != nil {
+		return err
+	} else if gone == 0 {
+		known, err := texts(t.ctx, t, `SELECT module FROM assignment WHERE node = ?`, n.id)
+		if err != nil {
+			return err
+		}
+		return refusal.New(fmt.Sprintf("unassign %s from %s", module, n.Name), "it is not assigned there",
+			didYouMean(string(module), known, "it has: "+strings.Join(known, ", ")))
+	}
+	t.touch(touch{node: n.Name})
+	return t.note("unassign", fmt.Sprintf("module %s from %s", module, n.Name), n.Name, module)
 }
 
 // Assignments are those of one node, by module.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 
+	"mesh/shared/declaration"
 	"mesh/shared/report"
 	"mesh/shared/subject"
 )
@@ -23,6 +24,8 @@ type Inputs struct {
 	// the same name, which the bus may still hold, or by one the node itself spoke of.
 	Base  uint64
 	Facts Facts
+	// Remove is what a person had removed there (APP-11); nil for nothing. It may name modules that are assigned.
+	Remove *declaration.Remove
 }
 
 // Placed is an assignment with its settings and secrets as the JSON texts the records hold: at ten
@@ -120,7 +123,7 @@ func (s *Store) Inputs(ctx context.Context, name subject.Node) (Inputs, error) {
 	if err != nil {
 		return Inputs{}, fmt.Errorf("read the assignments of %s: %w", name, err)
 	}
-	return in, nil
+	return in, s.removals(ctx, func(int64) *Inputs { return &in }, ` WHERE node = ?`, in.Node.id)
 }
 
 // AllInputs returns those of every node, by name.
@@ -154,7 +157,15 @@ func (s *Store) AllInputs(ctx context.Context) ([]Inputs, error) {
 	if err := s.placeAll(ctx, all, byID); err != nil {
 		return nil, err
 	}
-	return all, s.keyAll(ctx, all, byID)
+	if err := s.keyAll(ctx, all, byID); err != nil {
+		return nil, err
+	}
+	return all, s.removals(ctx, func(id int64) *Inputs {
+		if k, here := byID[id]; here {
+			return &all[k]
+		}
+		return nil
+	}, "")
 }
 
 // The assignments of a node come as one text: a row through database/sql costs more than all SQLite

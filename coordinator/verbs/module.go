@@ -127,3 +127,9 @@ func (s *Server) unassign(ctx context.Context, who records.By, ask controller.Un
 	err := s.cfg.Records.Unassign(ctx, by(who, ask.Why), []subject.Node{ask.Node}, ask.Module)
 	return controller.Done{Changed: err == nil}, err
 }
+
+// unassignWithData keeps the word; the node deletes when it is pushed to, and only what is that module's (APP-11).
+func (s *Server) unassignWithData(ctx context.Context, who records.By, ask controller.UnassignWithDataAsk) (controller.Done, error) {
+	err := s.cfg.Records.UnassignWithData(ctx, by(who, ask.Why), ask.Node, ask.Module, ask.Things)
+	return controller.Done{Changed: err == nil}, err
+}

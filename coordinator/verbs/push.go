@@ -82,7 +82,30 @@ func (s *Server) push(ctx context.Context, who records.By, ask controller.PushAs
 	if err != nil {
 		return controller.Push{}, err
 	}
+	if ask.Prune {
+		if err := s.prune(ctx, by(who, ask.Why), names); err != nil {
+			return controller.Push{}, err
+		}
+	}
 	return s.start(ctx, by(who, ask.Why), object, names)
+}
+
+// prune has the strays removed that the nodes named last (APP-11): those and no others.
+func (s *Server) prune(ctx context.Context, who records.By, names []subject.Node) error {
+	for _, n := range names {
+		last, err := s.cfg.Records.Report(ctx, n)
+		if err != nil {
+			return err
+		}
+		strays := slices.DeleteFunc(slices.Clone(last.Report.Strays), func(id string) bool { return !declaration.CanPrune(id) })
+		if len(strays) == 0 {
+			continue
+		}
+		if err := s.cfg.Records.Prune(ctx, who, n, strays); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // start composes and hands over to be sent, one push at a time: an older declaration of a node is never

@@ -161,6 +161,7 @@ func (s *Server) handlers() map[subject.Verb]verb.Handler {
 		controller.ArtifactVerify:   handle(s, controller.ArtifactVerify, s.verifyArtifacts),
 		controller.Assign:           handle(s, controller.Assign, s.assign),
 		controller.Unassign:         handle(s, controller.Unassign, s.unassign),
+		controller.UnassignWithData: handle(s, controller.UnassignWithData, s.unassignWithData),
 		controller.Plan:             handle(s, controller.Plan, s.plan),
 		controller.PushSend:         handle(s, controller.PushSend, s.push),
 		controller.PushShow:         handle(s, controller.PushShow, s.pushShow),

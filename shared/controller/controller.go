@@ -86,6 +86,7 @@ const (
 	ArtifactVerify   subject.Verb = "artifact-verify"
 	Assign           subject.Verb = "assign"
 	Unassign         subject.Verb = "unassign"
+	UnassignWithData subject.Verb = "unassign-with-data"
 	Plan             subject.Verb = "plan"
 	PushSend         subject.Verb = "push"
 	PushShow         subject.Verb = "push-show"
@@ -124,6 +125,7 @@ func Table() []Verb {
 		{ArtifactVerify, "Read every artifact on the bus again, and take off what is damaged", program + "artifact verify", Reversible, Operator, Nothing{}, ArtifactVerifyAnswer{}},
 		{Assign, "Say that a module runs on a node, with settings and sealed secrets", program + "assign db1 notes --set greeting=hello", Reversible, Operator, AssignAsk{}, AssignAnswer{}},
 		{Unassign, "Say that a module does not run on a node any more; data stays", program + "unassign db1 notes", Reversible, Operator, UnassignAsk{}, Done{}},
+		{UnassignWithData, "Say that a module does not run on a node any more, and which of its data are deleted there", program + `unassign db1 notes --delete-data --why "not needed any more"`, Disruptive, Operator, UnassignWithDataAsk{}, Done{}},
 		{Plan, "Show what a push would change, per node and module, with why", program + "plan db1", Read, Viewer, PlanAsk{}, PlanAnswer{}},
 		{PushSend, "Send declarations to named nodes, to all, or to those behind", program + `push db1 --why "new greeting"`, Disruptive, Operator, PushAsk{}, Push{}},
 		{PushShow, "Show how a push goes; waits up to 5 s for news", program + "push show mdx3k2a1", Read, Viewer, PushShowAsk{}, Push{}},

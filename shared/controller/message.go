@@ -320,6 +320,15 @@ type UnassignAsk struct {
 	Why    string         `json:"why,omitempty"`
 }
 
+// UnassignWithDataAsk takes a module off a node at the next push, and has its data deleted there (APP-11).
+type UnassignWithDataAsk struct {
+	Node   subject.Node   `json:"node"`
+	Module subject.Module `json:"module"`
+	// Things are the folders and volumes that go, as the node's verb data names them. What else there is stays.
+	Things []string `json:"things"`
+	Why    string   `json:"why"`
+}
+
 // PlanAsk names the nodes; none means all.
 type PlanAsk struct {
 	Nodes []subject.Node `json:"nodes,omitempty"`
@@ -370,7 +379,9 @@ type PushAsk struct {
 	Nodes  []subject.Node `json:"nodes,omitempty"`
 	All    bool           `json:"all,omitempty"`
 	Behind bool           `json:"behind,omitempty"`
-	Why    string         `json:"why"`
+	// Prune has the strays removed that the nodes named in their last reports (APP-11).
+	Prune bool   `json:"prune,omitempty"`
+	Why   string `json:"why"`
 }
 
 // PushState is how a push stands with one node.

@@ -27,6 +27,7 @@ const (
 	Logs     subject.Verb = "logs"
 	LogsNext subject.Verb = "logs-next"
 	Diagnose subject.Verb = "diagnose"
+	Data     subject.Verb = "data"
 )
 
 const program = "mesh-coordinator "
@@ -50,6 +51,8 @@ func Table() []controller.Verb {
 			Level: controller.Read, Least: controller.Operator, Ask: LogsNextAsk{}, Answer: LogsAnswer{}},
 		{Name: Diagnose, Description: "Gather what a maintainer needs of the machine, secrets masked, in pieces", Example: program + "diagnose db1",
 			Level: controller.Read, Least: controller.Admin, Ask: DiagnoseAsk{}, Answer: DiagnoseAnswer{}},
+		{Name: Data, Description: "Name the folders and volumes with a module's data, and how much is in each", Example: program + "unassign db1 notes --delete-data",
+			Level: controller.Read, Least: controller.Operator, Ask: DataAsk{}, Answer: DataAnswer{}},
 		{Name: Exposure, Description: "What of the machine can be reached from outside: declared, and let in by the kernel", Example: program + "exposure db1",
 			Level: controller.Read, Least: controller.Viewer, Ask: controller.Nothing{}, Answer: report.Exposure{}},
 		{Name: Probe, Description: "Try to reach addresses and ports from this machine, by TCP", Example: program + "exposure db1 --from web1",

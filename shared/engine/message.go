@@ -132,3 +132,27 @@ type DiagnoseAnswer struct {
 	Size    int64  `json:"size"`
 	Data    []byte `json:"data"`
 }
+
+// DataAsk asks what data of a module are on the machine.
+type DataAsk struct {
+	Module subject.Module `json:"module"`
+}
+
+// DataAnswer names them; nothing else of the module outlives its end but users and groups.
+type DataAnswer struct {
+	Things []DataThing `json:"things"`
+}
+
+// DataThing is a folder or volume that a module declares as data.
+type DataThing struct {
+	// Thing is its id: "dir:/srv/notes", "volume:mesh-notes-data". Path is where the data are.
+	Thing string `json:"thing"`
+	Path  string `json:"path"`
+	// Bytes are those that it takes on the disk.
+	Bytes int64 `json:"bytes"`
+	Files int   `json:"files"`
+	// More says that it was not measured to the end: there is more.
+	More bool `json:"more,omitempty"`
+	// Stays says why it is not deleted with the module, such as that it was there before mesh; empty: it can be.
+	Stays string `json:"stays,omitempty"`
+}
