@@ -103,6 +103,7 @@ type batch struct {
 	what map[uint32]string
 	maps int
 	log  map[string][]string
+	sets []byte // the numbers of the sets of ipset that rules ask, in their order
 }
 
 func (w *batch) message(typ uint16, flags uint16, family byte, what string, body func()) {
@@ -268,10 +269,11 @@ func (w *batch) object(o object) {
 func (w *batch) rule(o object) {
 	r := o.Rule
 
-	body := batch{t: w.t, what: map[uint32]string{}, log: w.log}
+	body := batch{t: w.t, what: map[uint32]string{}, log: w.log, sets: w.sets}
 	for _, e := range r.Expr {
 		w.part(&body, r.Family, r.Table, r.Chain, e)
 	}
+	w.sets = body.sets
 	w.nft(unix.NFT_MSG_NEWRULE, r.Family, "rule of "+r.Chain, func() {
 		w.str(unix.NFTA_RULE_TABLE, r.Table)
 		w.str(unix.NFTA_RULE_CHAIN, r.Chain)
@@ -354,6 +356,12 @@ func (w *batch) match(raw json.RawMessage) {
 
 func (w *batch) xtables(kind, name, chain string) {
 	switch {
+	case kind == "match" && name == "set":
+		index := byte(0)
+		if len(w.sets) > 0 {
+			index, w.sets = w.sets[0], w.sets[1:]
+		}
+		w.xt(kind, name, 1, []byte{index, 0, 1, 1, 0, 0, 0, 0}) // by its source
 	case kind == "match":
 		w.xt(kind, "comment", 0, make([]byte, 256))
 	case name == "REJECT":
@@ -372,9 +380,9 @@ func (w *batch) xtables(kind, name, chain string) {
 
 // put loads objects into the space as one transaction. The socket that owns tables lives as long as
 // the test.
-func put(t testing.TB, s *netlab.Space, objects []object, log map[string][]string) {
+func put(t testing.TB, s *netlab.Space, objects []object, log map[string][]string, sets ...byte) {
 	t.Helper()
-	w := &batch{t: t, what: map[uint32]string{}, log: log}
+	w := &batch{t: t, what: map[uint32]string{}, log: log, sets: sets}
 	w.message(unix.NFNL_MSG_BATCH_BEGIN, 0, 0, "begin", nil)
 	for _, pass := range []func(object) bool{
 		func(o object) bool { return o.Table != nil }, func(o object) bool { return o.Chain != nil }, func(o object) bool { return o.Map != nil },

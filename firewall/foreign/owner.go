@@ -149,6 +149,7 @@ func bridgesIn(chain string) bool {
 var (
 	logPrefixes = []namedOwner{
 		{"iptables: REASON=*", "uruk"}, {"ip6tables: REASON=*", "uruk"}, {"AIF:*", "arno-iptables-firewall"}, {"[UFW *", "ufw"}, {"Shorewall:*", "shorewall"},
+		{"DROP UNMATCHED *", "firehol"}, {"IN-unknown:*", "firehol"}, {"OUT-unknown:*", "firehol"}, {"PASS-unknown:*", "firehol"},
 	}
 	setNames = []namedOwner{{"crowdsec*", "crowdsec"}, {"f2b-*", "fail2ban"}, {"fail2ban-*", "fail2ban"}, {"sshguard*", "sshguard"}, {"cali*", "calico"}, {"KUBE-*", "kube-proxy"}, {"DOCKER-*", docker}, {"addr-set-*", "fail2ban"}, {"addr6-set-*", "fail2ban"}}
 	// comments are those of single rules in chains of others, by the tools that write one into each.
@@ -250,6 +251,9 @@ func frontsIn(t *Table) []string {
 		}
 		if owner := ownerIn(signs, c.Name); owner != "" && !c.Base {
 			fronts = addWord(fronts, owner)
+		}
+		if of, in := strings.CutPrefix(c.Name, "in_"); in && t.ofIPTables() && t.chain("out_"+of) != nil { // one pair for each interface and router
+			fronts = addWord(fronts, "firehol")
 		}
 		for _, h := range c.Hints {
 			if kindOf(h) == kindFrontEnd {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -80,7 +81,7 @@ func TestRulesetsOfOthers(t *testing.T) {
 	for _, name := range rulesets(t) {
 		t.Run(name, func(t *testing.T) {
 			s := netlab.NewSpace(t, "host")
-			put(t, s, listing(t, name), prefixes(t, name))
+			put(t, s, listing(t, name), prefixes(t, name), ipsets(t, s, name)...)
 			got, want := comparable(read(t, s)), comparable(expected(t, name))
 			got.Legacy = want.Legacy // TestLegacyXTables reads those
 			if diff := gocmp.Diff(want, got); diff != "" {
@@ -94,7 +95,7 @@ func TestRulesetsOfOthers(t *testing.T) {
 // REJECT becomes a reject, some matches are lost.
 func TestRulesetsOfOthersByNft(t *testing.T) {
 	outOfTongue := map[string]string{
-		"shorewall-one-interface": "has a chain called reject, a word of nft's language",
+		"shorewall-one-interface": "has a chain called reject, a word of nft's language", "shorewall-two-zones-bookworm": "as the other one",
 	}
 	fix := strings.NewReplacer("flags owner,persist", "", `xt match "icmp6"`, "", `xt match "recent"`, "", "xt match icmp6", "", "xt match icmp", "", "xt match recent", "", "xt match nfacct", "",
 		"xt target CT", "", "xt target CHECKSUM", "", "hook output priority dstnat - 10", "hook output priority -110", "hook output priority dstnat + 10", "hook output priority -90", "hook output priority dstnat", "hook output priority -100",
@@ -104,6 +105,10 @@ func TestRulesetsOfOthersByNft(t *testing.T) {
 			b, err := os.ReadFile(filepath.Join("testdata", name+".nft"))
 			if err != nil {
 				t.Fatal(err)
+			}
+			if strings.Contains(string(b), `xt match "set"`) {
+				t.Log("left to the other test: nft cannot write what asks an ipset")
+				return
 			}
 			s := netlab.NewSpace(t, "host")
 			if out, err := s.Try(dscp.ReplaceAllString(fix.Replace(string(b)), ""), "nft", "-f", "-"); err != nil {
@@ -121,6 +126,33 @@ func TestRulesetsOfOthersByNft(t *testing.T) {
 		})
 	}
 }
+
+// ipsets makes the sets that rules of xtables ask, and returns their numbers in the order in which they do: the
+// listings of nft say "set" and no more, those of iptables beside them have the names.
+func ipsets(t testing.TB, s *netlab.Space, name string) (numbers []byte) {
+	t.Helper()
+	var names []string
+	var made strings.Builder
+	for _, part := range [][2]string{{"v4", "inet"}, {"v6", "inet6"}} {
+		b, err := os.ReadFile(filepath.Join("testdata", name+".iptables-save."+part[0]+".txt"))
+		if err != nil {
+			continue
+		}
+		for _, set := range asked.FindAllStringSubmatch(string(b), -1) {
+			if !slices.Contains(names, set[1]) {
+				names = append(names, set[1])
+				fmt.Fprintf(&made, "create %s hash:net family %s\n", set[1], part[1])
+			}
+			numbers = append(numbers, byte(slices.Index(names, set[1])))
+		}
+	}
+	if made.Len() > 0 {
+		s.Run(made.String(), "ipset", "restore")
+	}
+	return numbers
+}
+
+var asked = regexp.MustCompile(`--match-set (\S+)`)
 
 // dscp is how nft 1.0.6 lists a TOS target of iptables, in a table of either family.
 var dscp = regexp.MustCompile(`ip6 dscp set \S+`)
