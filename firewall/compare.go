@@ -59,7 +59,7 @@ func (s set) differs(have *foundSet) string {
 	if !s.sameShape(have) {
 		return "has another type"
 	}
-	want, got := s.entries(s.elements), have.sorted()
+	want, got := s.entries(), have.sorted()
 	slices.SortFunc(want, entry.compare)
 	if len(want) != len(got) {
 		return fmt.Sprintf("has %d elements instead of %d", s.count(got), s.count(want))

@@ -1,6 +1,7 @@
 package firewall_test
 
 import (
+	"slices"
 	"testing"
 
 	"mesh/firewall"
@@ -30,9 +31,12 @@ func TestCounts(t *testing.T) {
 	if got := counts(t, lab.Host); len(got) != 0 {
 		t.Errorf("without a table: %v", got)
 	}
-	lab.Host.Serve("tcp", "[::]:22")
+	for _, port := range []string{"22", "3001", "3011"} {
+		lab.Host.Serve("tcp", "[::]:"+port)
+	}
 	f := firewall.Filter{Outside: []string{netlab.Uplink}, Allow: []rule.Allow{
 		allow(t, "admin", "22/tcp", "anywhere"), allow(t, "web", "443/tcp", "198.51.100.0/24, 2001:db8:1::/64"), allow(t, "voice", "9000-9010/udp", "tunnel"),
+		allow(t, "peer", "3001/tcp", "203.0.113.9, 2001:db8:1::9"), allow(t, "range", "3010-3019/tcp", "anywhere"), allow(t, "twice", "22/tcp", "anywhere"),
 	}}
 	d := open(t, lab.Host)
 	table := compile(t, f)
@@ -47,10 +51,21 @@ func TestCounts(t *testing.T) {
 	}
 	ask("203.0.113.1:22", 3)
 	ask("[2001:db8:1::1]:22", 2)
+	for _, to := range []string{"203.0.113.1", "[2001:db8:1::1]"} {
+		ask(to+":3001", 1)
+		ask(to+":3011", 2)
+	}
 	if err := lab.Outside.Ask("tcp", "203.0.113.1:3000", never); err == nil {
 		t.Error("an undeclared port is open")
 	}
 	const ssh, web = "admin: 22/tcp from anywhere", "web: 443/tcp from 198.51.100.0/24, 2001:db8:1::/64"
+	const peer, ranged, twice = "peer: 3001/tcp from 203.0.113.9/32, 2001:db8:1::9/128", "range: 3010-3019/tcp from anywhere", "twice: 22/tcp from anywhere"
+	others := func(got map[string]firewall.Count) {
+		t.Helper()
+		if got[peer].Packets != 2 || got[ranged].Packets != 4 || got[twice].Packets != 0 {
+			t.Errorf("%+v, %+v, %+v, want 2, 4 and 0 packets", got[peer], got[ranged], got[twice])
+		}
+	}
 	got := counts(t, lab.Host)
 	if c := got[ssh]; c.Packets != 5 || c.Bytes < 5*40 || !c.Declared || c.Name != "r_admin_tcp_22_any" {
 		t.Errorf("ssh: %+v, want 5 first packets", c)
@@ -64,11 +79,18 @@ func TestCounts(t *testing.T) {
 	if c, ok := got[web]; !ok || c.Packets != 0 {
 		t.Errorf("web: %+v", c)
 	}
+	others(got)
+	for what, c := range got {
+		if a, ok := table.Rule(c.Name); ok != c.Declared || ok && a.String() != what {
+			t.Errorf("the rule of %q is %v", c.Name, a)
+		}
+	}
 	if a, ok := table.Rule(got[web].Name); !ok || a.String() != web {
 		t.Errorf("the rule of %q is %v", got[web].Name, a)
 	}
 
-	f.Allow = append(f.Allow[:1:1], allow(t, "db", "5432/tcp", "tunnel")) // web and voice are withdrawn
+	f.Allow = append(slices.Delete(f.Allow, 1, 3), // web and voice are withdrawn
+		allow(t, "db", "5432/tcp", "tunnel"), allow(t, "peer", "3002/tcp", "203.0.113.9"), allow(t, "range", "3020-3029/tcp", "anywhere"))
 	f.Outside = append(f.Outside, "up1")
 	load(t, d, compile(t, f))
 	ask("203.0.113.1:22", 1)
@@ -76,6 +98,7 @@ func TestCounts(t *testing.T) {
 	if c := got[ssh]; c.Packets != 6 {
 		t.Errorf("after a change: %+v, want 6 packets", c)
 	}
+	others(got)
 	if _, ok := got[web]; ok {
 		t.Error("a withdrawn rule still counts")
 	}
@@ -87,7 +110,24 @@ func TestCounts(t *testing.T) {
 	}
 	load(t, open(t, lab.Host), compile(t, f)) // the next agent takes over
 	ask("203.0.113.1:22", 1)
-	if c := counts(t, lab.Host)[ssh]; c.Packets != 7 {
+	got = counts(t, lab.Host)
+	others(got)
+	if c := got[ssh]; c.Packets != 7 {
 		t.Errorf("after another driver took over: %+v, want 7 packets", c)
 	}
+	lab.Host.Do(func() {
+		all, err := firewall.Counts(t.Context())
+		if err != nil {
+			t.Error(err)
+		}
+		var order []string
+		for _, c := range all {
+			if c.Declared {
+				order = append(order, c.What)
+			}
+		}
+		if want := []string{ssh, "db: 5432/tcp from tunnel", peer, "peer: 3002/tcp from 203.0.113.9/32", ranged, "range: 3020-3029/tcp from anywhere", twice}; !slices.Equal(order, want) {
+			t.Errorf("the order is %q, want %q", order, want)
+		}
+	})
 }

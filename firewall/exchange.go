@@ -68,29 +68,56 @@ func exchange(b []byte, name string, flags uint32, was memory, t Table) []byte {
 // exchange makes s of a set that holds elements, or what is not known. Those that stay are left alone, and go on
 // counting.
 func (w *wire) exchange(table string, s set, have []element) {
-	gone, news := differ(have, s.elements)
-	if len(gone) == len(have) { // none stays
+	stay := 0
+	differ(have, s.elements, func(gone, news *element) {
+		if gone == news {
+			stay++
+		}
+	})
+	if stay == 0 {
 		w.simple(unix.NFT_MSG_DELSETELEM, table, s.name)
 		w.newElements(table, s, s.elements)
 		return
 	}
-	w.delElements(table, s, gone)
-	w.newElements(table, s, news)
+	var out, in []element
+	differ(have, s.elements, func(gone, news *element) {
+		switch {
+		case gone == news:
+		case gone != nil:
+			out = append(out, *gone)
+		default:
+			in = append(in, *news)
+		}
+	})
+	w.delElements(table, s, out)
+	w.newElements(table, s, in)
 }
 
-// differ is what of have is not in want, and what of want is not in have; both are sorted.
-func differ(have, want []element) (gone, news []element) {
-	for len(have) > 0 && len(want) > 0 {
-		switch c := bytes.Compare(have[0].first, want[0].first); {
-		case c == 0 && have[0].same(want[0]):
+// differ calls each with what of have is not in want, with what of want is not in have, and with nothing for what
+// is in both. Both are sorted.
+func differ(have, want []element, each func(gone, news *element)) {
+	for len(have) > 0 || len(want) > 0 {
+		c := 1
+		switch {
+		case len(want) == 0:
+			c = -1
+		case len(have) > 0:
+			if c = bytes.Compare(have[0].first, want[0].first); c == 0 && !have[0].same(&want[0]) {
+				c = -1
+			}
+		}
+		switch {
+		case c == 0:
+			each(nil, nil)
 			have, want = have[1:], want[1:]
-		case c <= 0:
-			gone, have = append(gone, have[0]), have[1:]
+		case c < 0:
+			each(&have[0], nil)
+			have = have[1:]
 		default:
-			news, want = append(news, want[0]), want[1:]
+			each(nil, &want[0])
+			want = want[1:]
 		}
 	}
-	return append(gone, have...), append(news, want...)
 }
 
 // clear removes what is to be written anew, and what is no part of t.
@@ -191,11 +218,11 @@ func (t Table) layout(flags, owner uint32) *found {
 
 func (s set) equal(o set) bool {
 	return s.name == o.name && s.kind == o.kind && s.interval == o.interval && s.merge == o.merge && s.counted == o.counted &&
-		slices.EqualFunc(s.elements, o.elements, func(a, b element) bool { return bytes.Equal(a.first, b.first) && a.same(b) })
+		slices.EqualFunc(s.elements, o.elements, func(a, b element) bool { return bytes.Equal(a.first, b.first) && a.same(&b) })
 }
 
 // same reports whether e, which begins as o does, is o.
-func (e element) same(o element) bool {
+func (e *element) same(o *element) bool {
 	return e.words == o.words && (e.last == nil || o.last == nil || bytes.Equal(e.last, o.last))
 }
 

@@ -136,10 +136,10 @@ func filters() *rapid.Generator[firewall.Filter] {
 		}
 		f.Bridges = f.Outside[:rapid.IntRange(0, len(f.Outside)).Draw(t, "bridges")]
 		for range rapid.IntRange(0, 25).Draw(t, "rules") {
-			first := rapid.Uint16Range(1, 65535).Draw(t, "first")
+			first := rapid.OneOf(rapid.Uint16Range(1, 65535), rapid.Uint16Range(8000, 8020)).Draw(t, "first")
 			a := rule.Allow{
 				Owner: rapid.SampledFrom([]string{"admin", "web", "db-main", "x"}).Draw(t, "owner"),
-				Port: rule.Port{First: first, Last: rapid.Uint16Range(first, min(first, 65500)+35).Draw(t, "last"),
+				Port: rule.Port{First: first, Last: rapid.OneOf(rapid.Just(first), rapid.Uint16Range(first, min(first, 65500)+35)).Draw(t, "last"),
 					Protocol: rapid.SampledFrom([]string{"tcp", "udp"}).Draw(t, "protocol")},
 			}
 			switch rapid.IntRange(0, 2).Draw(t, "from") {
@@ -162,6 +162,12 @@ func filters() *rapid.Generator[firewall.Filter] {
 }
 
 func prefix(t *rapid.T) netip.Prefix {
+	if rapid.Bool().Draw(t, "known") { // some come again
+		return rapid.SampledFrom([]netip.Prefix{
+			netip.MustParsePrefix("203.0.113.7/32"), netip.MustParsePrefix("203.0.113.8/32"), netip.MustParsePrefix("203.0.113.0/24"), netip.MustParsePrefix("198.51.100.9/32"),
+			netip.MustParsePrefix("2001:db8::7/128"), netip.MustParsePrefix("2001:db8::8/128"), netip.MustParsePrefix("2001:db8::/64"),
+		}).Draw(t, "prefix")
+	}
 	if rapid.Bool().Draw(t, "v6") {
 		a := netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, rapid.Byte().Draw(t, "b")})
 		return netip.PrefixFrom(a, rapid.IntRange(0, 128).Draw(t, "bits")).Masked()

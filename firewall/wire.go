@@ -101,19 +101,14 @@ type entry struct {
 	words string // its comment; not read where the set does not count
 }
 
-func (s set) entries(elements []element) []entry {
-	size := len(elements)
-	if s.interval {
-		size *= 2
-	}
-	out := make([]entry, 0, size)
-	for _, e := range elements {
+func (s set) entries() []entry {
+	out := make([]entry, 0, 2*len(s.elements))
+	for _, e := range s.elements {
 		out = append(out, entry{key: e.first, words: e.words})
 		if !s.interval {
 			continue
 		}
-		next, overflow := successor(e.last)
-		if !overflow { // a range up to the greatest key has no end
+		if next, overflow := successor(e.last); !overflow {
 			out = append(out, entry{key: next, end: true})
 		}
 	}
@@ -144,36 +139,50 @@ func predecessor(key []byte) []byte {
 }
 
 func (w *wire) newElements(table string, s set, elements []element) {
-	w.elements(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, table, s.name, s.entries(elements))
+	w.elements(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE, table, s, elements)
 }
 
 func (w *wire) delElements(table string, s set, elements []element) {
-	w.elements(unix.NFT_MSG_DELSETELEM, 0, table, s.name, s.entries(elements))
+	w.elements(unix.NFT_MSG_DELSETELEM, 0, table, s, elements)
 }
 
-func (w *wire) elements(typ, flags uint16, table, set string, all []entry) {
+func (w *wire) elements(typ, flags uint16, table string, s set, all []element) {
 	for len(all) > 0 {
 		w.Nft(typ, flags, unix.NFPROTO_INET)
 		w.Str(unix.NFTA_SET_ELEM_LIST_TABLE, table)
-		w.Str(unix.NFTA_SET_ELEM_LIST_SET, set)
+		w.Str(unix.NFTA_SET_ELEM_LIST_SET, s.name)
 		list := w.Open(unix.NFTA_SET_ELEM_LIST_ELEMENTS)
 		for len(all) > 0 && len(w.B)-list < maxElements {
-			e := all[0]
+			e := &all[0]
 			all = all[1:]
-			at := w.Open(unix.NFTA_LIST_ELEM)
-			if e.end {
-				w.U32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
+			words := ""
+			if s.counted && typ == unix.NFT_MSG_NEWSETELEM {
+				words = e.words
 			}
-			w.Value(unix.NFTA_SET_ELEM_KEY, e.key)
-			if e.words != "" && typ == unix.NFT_MSG_NEWSETELEM {
-				w.buffer = userdata.AppendString(w.buffer[:0], userdata.TypeComment, e.words) // an element's comment has the number of a rule's
-				w.Bytes(unix.NFTA_SET_ELEM_USERDATA, w.buffer)
+			w.element(e.first, false, words)
+			if !s.interval {
+				continue
 			}
-			w.Shut(at)
+			if next, overflow := successor(e.last); !overflow { // a range up to the greatest key has no end
+				w.element(next, true, "")
+			}
 		}
 		w.Shut(list)
 		w.Finish()
 	}
+}
+
+func (w *wire) element(key []byte, end bool, words string) {
+	at := w.Open(unix.NFTA_LIST_ELEM)
+	if end {
+		w.U32(unix.NFTA_SET_ELEM_FLAGS, unix.NFT_SET_ELEM_INTERVAL_END)
+	}
+	w.Value(unix.NFTA_SET_ELEM_KEY, key)
+	if words != "" {
+		w.buffer = userdata.AppendString(w.buffer[:0], userdata.TypeComment, words) // an element's comment has the number of a rule's
+		w.Bytes(unix.NFTA_SET_ELEM_USERDATA, w.buffer)
+	}
+	w.Shut(at)
 }
 
 // objectCounter is NFT_OBJECT_COUNTER.

@@ -50,7 +50,10 @@ func floorFilterPart(ctx context.Context) error {
 	err = serve(ctx, handlers{
 		"space": on(func(context.Context, nothing) (any, error) { return space, nil }),
 		"rules": on(func(_ context.Context, n int) (any, error) {
-			f.turns = [][]byte{rawTable(n, 1000), rawTable(n, 10_000)}
+			f.turns = [][]byte{rawTurn(n, 1000), rawTurn(n, 10_000)}
+			if err := f.commit(rawTable()); err != nil {
+				return nil, err
+			}
 			return nil, f.turn()
 		}),
 		"replace": on(func(_ context.Context, n int) (any, error) { return many(n, f.turn) }),
@@ -305,40 +308,90 @@ func rawAsk(typ, flags uint16, family byte, names ...string) []byte {
 	return w.b
 }
 
-// rawTable is n rules in one chain, in the place of what it had:
-// meta l4proto tcp ct original proto-dst PORT counter accept comment "…".
-func rawTable(n, port int) []byte {
-	const table, chain, inet = "floor", "input", unix.NFPROTO_INET
+// The floor's table: rules of the kernel's that ask a set, whose elements count and are the rules declared.
+const floorTable, floorSet, floorChain = "floor", "ports", "input"
+
+// rawTable makes the table without elements: meta l4proto tcp ct original proto-dst @ports accept, and the same
+// for packets that are not tracked.
+func rawTable() []byte {
+	const inet, counts = unix.NFPROTO_INET, 17 // NFTA_SET_EXPR
 	var w rawWriter
 	w.batch(unix.NFNL_MSG_BATCH_BEGIN)
 	w.begin(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, inet)
-	w.text(unix.NFTA_TABLE_NAME, table)
+	w.text(unix.NFTA_TABLE_NAME, floorTable)
 	w.end()
-	w.begin(unix.NFT_MSG_DELRULE, 0, inet)
-	w.text(unix.NFTA_RULE_TABLE, table)
+	w.base(inet, floorTable, floorChain, unix.NF_INET_LOCAL_IN)
+	w.begin(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, inet)
+	w.text(unix.NFTA_SET_TABLE, floorTable)
+	w.text(unix.NFTA_SET_NAME, floorSet)
+	w.number(unix.NFTA_SET_FLAGS, 0)
+	w.number(unix.NFTA_SET_KEY_TYPE, 13)
+	w.number(unix.NFTA_SET_KEY_LEN, 2)
+	w.number(unix.NFTA_SET_ID, 1)
+	w.nest(counts, func() {
+		w.text(unix.NFTA_EXPR_NAME, "counter")
+		w.nest(unix.NFTA_EXPR_DATA, func() {})
+	})
 	w.end()
-	w.base(inet, table, chain, unix.NF_INET_LOCAL_IN)
-	for i := range n {
-		comment := fmt.Sprintf("m%d: %d/tcp from anywhere\x00", i, port+i)
-		w.begin(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND|last(i, n), inet)
-		w.text(unix.NFTA_RULE_TABLE, table)
-		w.text(unix.NFTA_RULE_CHAIN, chain)
-		w.nest(unix.NFTA_RULE_EXPRESSIONS, func() {
-			w.expression("meta", func() {
-				w.number(unix.NFTA_META_KEY, unix.NFT_META_L4PROTO)
-				w.number(unix.NFTA_META_DREG, unix.NFT_REG_1)
-			})
-			w.compare(unix.IPPROTO_TCP)
-			w.expression("ct", func() {
-				w.number(unix.NFTA_CT_KEY, unix.NFT_CT_PROTO_DST)
-				w.number(unix.NFTA_CT_DREG, unix.NFT_REG_1)
-				w.bytes(unix.NFTA_CT_DIRECTION, 0)
-			})
-			w.compare(binary.BigEndian.AppendUint16(nil, uint16(port+i))...)
-			w.expression("counter", func() {})
-			w.verdict(1, "")
+	protocol := func() {
+		w.expression("meta", func() {
+			w.number(unix.NFTA_META_KEY, unix.NFT_META_L4PROTO)
+			w.number(unix.NFTA_META_DREG, unix.NFT_REG_1)
 		})
-		w.bytes(unix.NFTA_RULE_USERDATA, append([]byte{0, byte(len(comment))}, comment...)...)
+		w.compare(unix.IPPROTO_TCP)
+	}
+	found := func() {
+		w.expression("lookup", func() {
+			w.text(unix.NFTA_LOOKUP_SET, floorSet)
+			w.number(unix.NFTA_LOOKUP_SREG, unix.NFT_REG_1)
+		})
+		w.verdict(1, "")
+	}
+	w.rule(inet, floorTable, floorChain, 0, func() {
+		protocol()
+		w.expression("ct", func() {
+			w.number(unix.NFTA_CT_KEY, unix.NFT_CT_PROTO_DST)
+			w.number(unix.NFTA_CT_DREG, unix.NFT_REG_1)
+			w.bytes(unix.NFTA_CT_DIRECTION, 0)
+		})
+		found()
+	})
+	w.rule(inet, floorTable, floorChain, unix.NLM_F_ACK, func() {
+		protocol()
+		w.expression("payload", func() {
+			w.number(unix.NFTA_PAYLOAD_DREG, unix.NFT_REG_1)
+			w.number(unix.NFTA_PAYLOAD_BASE, unix.NFT_PAYLOAD_TRANSPORT_HEADER)
+			w.number(unix.NFTA_PAYLOAD_OFFSET, 2)
+			w.number(unix.NFTA_PAYLOAD_LEN, 2)
+		})
+		found()
+	})
+	w.batch(unix.NFNL_MSG_BATCH_END)
+	return w.b
+}
+
+// rawTurn is n declared rules in the place of those there are: PORT comment "…".
+func rawTurn(n, port int) []byte {
+	const inet, most = unix.NFPROTO_INET, 500 // elements: an attribute ends at 64 KiB
+	var w rawWriter
+	w.batch(unix.NFNL_MSG_BATCH_BEGIN)
+	w.begin(unix.NFT_MSG_DELSETELEM, 0, inet)
+	w.text(unix.NFTA_SET_ELEM_LIST_TABLE, floorTable)
+	w.text(unix.NFTA_SET_ELEM_LIST_SET, floorSet)
+	w.end()
+	for from := 0; from < n; from += most {
+		w.begin(unix.NFT_MSG_NEWSETELEM, unix.NLM_F_CREATE|last(min(from+most, n)-1, n), inet)
+		w.text(unix.NFTA_SET_ELEM_LIST_TABLE, floorTable)
+		w.text(unix.NFTA_SET_ELEM_LIST_SET, floorSet)
+		w.nest(unix.NFTA_SET_ELEM_LIST_ELEMENTS, func() {
+			for i := from; i < min(from+most, n); i++ {
+				comment := fmt.Sprintf("m%d: %d/tcp from anywhere\x00", i, port+i)
+				w.nest(unix.NFTA_LIST_ELEM, func() {
+					w.nest(unix.NFTA_SET_ELEM_KEY, func() { w.bytes(unix.NFTA_DATA_VALUE, binary.BigEndian.AppendUint16(nil, uint16(port+i))...) })
+					w.bytes(unix.NFTA_SET_ELEM_USERDATA, append([]byte{0, byte(len(comment))}, comment...)...)
+				})
+			}
+		})
 		w.end()
 	}
 	w.batch(unix.NFNL_MSG_BATCH_END)

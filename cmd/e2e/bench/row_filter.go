@@ -89,9 +89,14 @@ func (b *bench) replaced(ctx context.Context, size filterSize, floor, mesh, peer
 		return nil, err
 	}
 	s := compare(10, fmt.Sprintf("%d rules exchanged for others", size.rules), f, m).within(1.5, "<= 1.5x")
+	var linear took
+	if err := peer.ask("linear", size.rules, &linear); err != nil {
+		return nil, err
+	}
 	scores = append(scores, s.note("the floor sends bytes made beforehand; making the table of the rules takes mesh %.2f ms more", compiled.WallMS),
 		figures(10, fmt.Sprintf("the same, beside nft -f (%d rules)", size.rules), "ms", walls(p), walls(m)).
-			within(1/float64(size.least), fmt.Sprintf("nft / %d", size.aim)))
+			within(1/float64(size.least), fmt.Sprintf("nft / %d", size.aim)).
+			note("nft loads the text that render prints; as %d rules of the kernel's it takes nft %.1f ms", size.rules, linear.WallMS))
 	again, err := b.unchanged(ctx, size, floor, mesh, there)
 	return append(scores, again...), err
 }
