@@ -23,6 +23,9 @@ type paperRunner struct{ *bed }
 
 func (r paperRunner) Run(_ context.Context, _ string, argv []string) (int, string, error) {
 	name := argv[len(argv)-1]
+	if filepath.Base(argv[0]) == "env" { // that takes a variable away
+		argv = argv[3:]
+	}
 	switch filepath.Base(argv[0]) {
 	case "podman":
 		return paperEngine(r).run(argv)

@@ -107,6 +107,7 @@ func TestContainers(t *testing.T) {
 		{"a plan says what would be done", containerPlanned},
 		{"a cut of the power", containerCut},
 		{"a foreign container is left alone", containerHeld},
+		{"what is there is taken, and given back", containerTaken},
 		{"the end leaves the data", containerGone},
 	} {
 		if !t.Run(chapter.name, func(t *testing.T) { chapter.tell(&boxes{&mesh{m.Story, t}, b.images}) }) {

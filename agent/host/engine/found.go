@@ -51,7 +51,24 @@ func (e *Engine) Stop(ctx context.Context, container string) error {
 
 // Start starts a container that is there.
 func (e *Engine) Start(ctx context.Context, container string) error {
-	_, err := e.do(ctx, "start-"+container, "start", container)
+	return e.outlive(ctx, "start-"+container, "start", container)
+}
+
+// outlive runs the engine's program so that a container it starts stays up when the program's unit ends: within one,
+// which it knows by this variable, podman leaves what watches the container in the unit's own cgroup
+// (libpod/oci_conmon_linux.go).
+func (e *Engine) outlive(ctx context.Context, what string, args ...string) error {
+	if e.kind != Podman {
+		_, err := e.do(ctx, what, args...)
+		return err
+	}
+	bounded, cancel := context.WithTimeout(ctx, actBound)
+	defer cancel()
+	argv := append([]string{"/usr/bin/env", "-u", "INVOCATION_ID", e.program}, args...)
+	exit, out, err := e.run.Run(bounded, UnitPrefix+unitSafe(what), argv)
+	if err == nil && exit != 0 {
+		err = e.failed(args, exit, out)
+	}
 	return err
 }
 
@@ -99,7 +116,7 @@ func (e *Engine) MakeAgain(ctx context.Context, c Container) error {
 	} else {
 		words = append([]string{"create"}, words...)
 	}
-	if _, err := e.do(ctx, "again-"+c.Name, words...); err != nil {
+	if err := e.outlive(ctx, "again-"+c.Name, words...); err != nil {
 		return err
 	}
 	now, err := e.Inspect(ctx, c.Name)

@@ -18,8 +18,8 @@ const inspected = `{"image":"f00","config":null,"created":"2026-01-01T00:00:00Z"
 // APP-10, APP-18: what a take changes of a container, and how it is made again, by either engine.
 func TestWhatATakeAsksOfAnEngine(t *testing.T) {
 	for program, want := range map[string][]string{
-		podman: {"stop cafe", "rename cafe web.before-mesh", "rm -f cafe", "start web", "ps --all --filter network=podman --format {{.Names}}",
-			"run --detach -it --name web -v data:/data nginx -d"},
+		podman: {"stop cafe", "rename cafe web.before-mesh", "rm -f cafe", "-u INVOCATION_ID /usr/bin/podman start web", "ps --all --filter network=podman --format {{.Names}}",
+			"-u INVOCATION_ID /usr/bin/podman run --detach -it --name web -v data:/data nginx -d"},
 		docker: {"stop cafe", "rename cafe web.before-mesh", "rm -f cafe", "start web", "ps --all --filter network=podman --format {{.Names}}", "update --restart=no cafe"},
 	} {
 		s := &stub{answer: func(argv []string) (int, string) {
