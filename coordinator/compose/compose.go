@@ -35,6 +35,8 @@ type View struct {
 	// Converge hands the packet filter to mesh; nil: it is as it was (NET-9).
 	Converge *records.Converge
 	Facts    records.Facts
+	// Remove is what a person had removed (APP-11); what is there again stays.
+	Remove *declaration.Remove
 	// Modules are the instances, in any order.
 	Modules []Instance
 }
@@ -78,6 +80,7 @@ func Content(v View) (*declaration.Content, []Left) {
 	if !slices.IsSortedFunc(instances, byName) {
 		instances = slices.SortedFunc(slices.Values(instances), byName)
 	}
+	c.Remove = removed(v.Remove, instances)
 	sent := make([]*records.Build, 0, len(instances))
 	for _, i := range instances {
 		if why := unfit(i, v.Facts); why != "" {
@@ -95,6 +98,23 @@ func Content(v View) (*declaration.Content, []Left) {
 	}
 	c.Filter = &declaration.Filter{Allow: openings(v.Admin, v.Served, sent), Tunnel: cmp.Or(v.Tunnel, v.Facts.Tunnel), Inside: v.Inside, Converge: v.Converge.Declared()}
 	return c, left
+}
+
+// removed is r without the data of modules that are assigned.
+func removed(r *declaration.Remove, instances []Instance) *declaration.Remove {
+	if r.Nothing() {
+		return nil
+	}
+	out := &declaration.Remove{Strays: r.Strays}
+	for _, d := range r.Data {
+		if !slices.ContainsFunc(instances, func(i Instance) bool { return i.Build.Module == d.Module }) {
+			out.Data = append(out.Data, d)
+		}
+	}
+	if out.Nothing() {
+		return nil
+	}
+	return out
 }
 
 func byName(a, b Instance) int { return cmp.Compare(a.Build.Module, b.Build.Module) }

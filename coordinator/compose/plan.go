@@ -66,6 +66,7 @@ func Diff(last, next *declaration.Content) []Change {
 		}
 	}
 	diffFilter(add, last.Filter, next.Filter)
+	diffRemove(add, last.Remove, next.Remove)
 	had := make(map[subject.Module]*declaration.Module, len(last.Modules))
 	for i := range last.Modules {
 		had[last.Modules[i].Name] = &last.Modules[i]
@@ -104,6 +105,33 @@ func diffModule(add addChange, had, next *declaration.Module) {
 	for _, k := range keys(had.Secrets, next.Secrets) {
 		add(next.Name, "secret "+k, sealed(had.Secrets[k]), sealed(next.Secrets[k]))
 	}
+}
+
+// diffRemove says what a push deletes: nothing of it comes back.
+func diffRemove(add addChange, had, next *declaration.Remove) {
+	before := removedThings(had)
+	for _, id := range removedThings(next) {
+		if !slices.Contains(before, id) {
+			module, thing, _ := strings.Cut(id, " ")
+			add(subject.Module(module), "delete "+thing, "", "for good")
+		}
+	}
+}
+
+// removedThings are "module thing", of strays " thing".
+func removedThings(r *declaration.Remove) (all []string) {
+	if r == nil {
+		return nil
+	}
+	for _, d := range r.Data {
+		for _, thing := range d.Things {
+			all = append(all, string(d.Module)+" "+thing)
+		}
+	}
+	for _, thing := range r.Strays {
+		all = append(all, " "+thing)
+	}
+	return all
 }
 
 func keys[V any](a, b map[string]V) []string {
