@@ -219,10 +219,13 @@ const linesBound = 5 * time.Second
 func (a *Agent) lastLines(ctx context.Context, units []string, since time.Time, n int) (lines []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, linesBound)
 	defer cancel()
-	answer, err := a.journal.Begin(ctx, journal.Ask{Units: units, LogsAsk: engine.LogsAsk{SinceMS: since.UnixMilli(), Lines: n}})
+	// Not with a since: journalctl would begin there, and end after n lines.
+	answer, err := a.journal.Begin(ctx, journal.Ask{Units: units, LogsAsk: engine.LogsAsk{Lines: n}})
 	for {
 		for _, l := range answer.Lines {
-			lines = append(lines, l.Text)
+			if l.AtMS >= since.UnixMilli() {
+				lines = append(lines, l.Text)
+			}
 		}
 		if err != nil || answer.Done || ctx.Err() != nil {
 			return lines, err

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"slices"
 
 	"mesh/agent/plan"
@@ -32,12 +33,12 @@ type proof struct {
 }
 
 // staging is p as the store takes it; body is how the good instance was declared, nil when it is there already.
-func (p *proof) staging(m subject.Module, body []byte) state.Good {
+func (p *proof) staging(m subject.Module, body []byte) (state.Good, error) {
 	known, err := json.Marshal(p)
-	if err != nil { // texts always marshal
-		panic("encoding/json refused a proof: " + err.Error())
+	if err != nil {
+		err = fmt.Errorf("encode what is known of the builds of %s: %w", m, err)
 	}
-	return state.Good{Module: string(m), Known: known, Body: body}
+	return state.Good{Module: string(m), Known: known, Body: body}, err
 }
 
 // goodBuild is a last good instance, once it was read.
@@ -185,7 +186,10 @@ func (e *Engine) goBack(ctx context.Context, d *declaration.Declaration, manifes
 	}
 	goods := make([]state.Good, len(all))
 	for i, x := range all {
-		goods[i] = x.proof.staging(x.module, nil)
+		var err error
+		if goods[i], err = x.proof.staging(x.module, nil); err != nil {
+			return Result{}, err
+		}
 		e.cfg.Log.Error("a build did not get well; the last good one takes its place", "module", x.module, "build", x.proof.FailedBuild, "good", x.proof.Build, "why", x.proof.Why)
 	}
 	e.cfg.FailPoint(beforeBack)
@@ -222,8 +226,12 @@ func (e *Engine) tryAgain(ctx context.Context) error {
 		}
 		next := *p
 		next.Failed, next.FailedBuild, next.Why, next.Log = "", "", "", ""
+		g, err := next.staging(m, nil)
+		if err != nil {
+			return err
+		}
 		e.health.proofs[m] = &next
-		goods = append(goods, next.staging(m, nil))
+		goods = append(goods, g)
 		delete(e.pauses, m)
 	}
 	if len(goods) > 0 {

@@ -295,13 +295,17 @@ func (r *run) signs(m *report.Module, states map[string]plan.Unit) (s health.Sig
 func (r *run) proved(m *report.Module, p *proof, sum string) *state.Good {
 	i := slices.IndexFunc(r.w.d.Modules, func(d declaration.Module) bool { return d.Name == m.Name })
 	next := &proof{Sum: sum, Build: m.Build, Keeps: r.keptBy(m.Name)}
+	g, err := next.staging(m.Name, declaration.AppendModule(nil, &r.w.d.Modules[i]))
+	if err != nil {
+		r.cfg.Log.Error("a good build is not kept", "module", m.Name, "err", err)
+		return nil
+	}
 	r.health.proofs[m.Name] = next
 	delete(r.health.trials, m.Name)
 	delete(r.health.goods, m.Name)
 	if p.Sum != "" || p.Failed != "" {
 		r.cfg.Log.Info("a build got well", "module", m.Name, "build", m.Build)
 	}
-	g := next.staging(m.Name, declaration.AppendModule(nil, &r.w.d.Modules[i]))
 	return &g
 }
 
@@ -317,7 +321,11 @@ func (r *run) didNot(ctx context.Context, m *report.Module, p *proof, t *trial, 
 	r.health.proofs[m.Name] = &next
 	delete(r.health.trials, m.Name)
 	r.cfg.Log.Error("a build did not get well, and there is none to go back to", "module", m.Name, "build", m.Build, "why", why)
-	g := next.staging(m.Name, nil)
+	g, err := next.staging(m.Name, nil)
+	if err != nil {
+		r.cfg.Log.Error("a build that failed is not kept in mind", "module", m.Name, "err", err)
+		return nil
+	}
 	return &g
 }
 
