@@ -92,6 +92,30 @@ func TestACrashLoopIsNewsOnceForEachOfItsFaces(t *testing.T) {
 	}
 }
 
+// What gets no well answer is refused and silent in turn: each is news once, and so is that it is well again.
+func TestWhatIsUnhealthyIsNewsOnceForEachAnswer(t *testing.T) {
+	var n news
+	reports := 0
+	for i := range 60 {
+		r := whole()
+		r.Modules[0].State, r.Modules[0].Detail = report.Unwell, []string{"connection refused", "no answer in time"}[i%2]
+		if i >= 50 {
+			r.Modules[0].State, r.Modules[0].Detail = report.Running, ""
+		}
+		yes, key, err := n.is(r, epoch.Add(time.Duration(i)*time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if yes {
+			reports++
+			n.said(r, key, epoch.Add(time.Duration(i)*time.Second))
+		}
+	}
+	if reports != 3 {
+		t.Errorf("%d reports, want 3", reports)
+	}
+}
+
 func TestAReportFitsTheBus(t *testing.T) {
 	r := whole()
 	for range 2000 {

@@ -472,3 +472,19 @@ func TestOlderBundlesGo(t *testing.T) {
 		t.Errorf("bundles left: %v", got)
 	}
 }
+
+// APP-7: the bundle of the last good build stays, in the place of another.
+func TestTheLastGoodBundleStays(t *testing.T) {
+	m := newMachine()
+	for i, d := range []string{"d1", "d2", "d3", "d4"} {
+		in := plan.Input{Resources: []resource.Resource{aBundle("notes", d)}}
+		if i > 0 {
+			in.Keep = map[string]bool{resource.BundleID("notes", "d1"): true}
+		}
+		m.do(m.plan(in), 99)
+		settled(t, m, in)
+	}
+	if got := slices.Sorted(maps.Keys(m.see.Bundles)); !slices.Equal(got, []string{"/bundles/d1", "/bundles/d4"}) {
+		t.Errorf("bundles left: %v", got)
+	}
+}
