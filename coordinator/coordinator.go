@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"mesh/coordinator/artifact"
+	"mesh/coordinator/calls"
 	"mesh/coordinator/compose"
 	"mesh/coordinator/enrol"
 	"mesh/coordinator/hear"
@@ -80,6 +81,7 @@ type Coordinator struct {
 	users   *userList
 	push    *push.Engine
 	issue   *issue.Issuer
+	calls   *calls.Keeper
 	hear    *hear.Hearer
 	door    *enrol.Door
 	keeper  *artifact.Keeper
@@ -150,7 +152,7 @@ func (c *Coordinator) start(ctx context.Context) (err error) {
 	if err := c.startBus(ctx, mesh, listen); err != nil {
 		return err
 	}
-	if err := c.parts(mesh); err != nil {
+	if err := c.parts(ctx, mesh); err != nil {
 		return err
 	}
 	return c.restore(ctx)
@@ -182,8 +184,11 @@ func (c *Coordinator) startBus(ctx context.Context, mesh records.Mesh, listen st
 }
 
 // parts makes what works on the bus.
-func (c *Coordinator) parts(mesh records.Mesh) (err error) {
+func (c *Coordinator) parts(ctx context.Context, mesh records.Mesh) (err error) {
 	if c.push, err = push.New(push.Config{Conn: c.conn, Records: c.records, Known: c.records.Known, Clock: c.cfg.Clock, Log: c.cfg.Log}); err != nil {
+		return err
+	}
+	if c.calls, err = calls.New(ctx, calls.Config{Records: c.records, Clock: c.cfg.Clock, Rand: c.cfg.Rand, Log: c.cfg.Log}); err != nil {
 		return err
 	}
 	if c.issue, err = issue.New(c.conn); err != nil {
@@ -224,7 +229,7 @@ func (c *Coordinator) parts(mesh records.Mesh) (err error) {
 	if c.keeper, err = artifact.New(artifact.Config{Conn: c.conn, Records: c.records, Clock: c.cfg.Clock, Log: c.cfg.Log}); err != nil {
 		return err
 	}
-	c.verbs, err = verbs.New(verbs.Config{Conn: c.conn, Records: c.records, Composer: c.compose, Push: c.push, Issuer: c.issue, Hear: c.hear, Artifacts: c.keeper, Users: c.users,
+	c.verbs, err = verbs.New(verbs.Config{Conn: c.conn, Records: c.records, Composer: c.compose, Push: c.push, Issuer: c.issue, Calls: c.calls, Hear: c.hear, Artifacts: c.keeper, Users: c.users,
 		Clock: c.cfg.Clock, Log: c.cfg.Log, Version: c.cfg.Version, Served: tell("verbs")})
 	return err
 }

@@ -26,7 +26,7 @@ func (c *Coordinator) stages() [][]part {
 	n := notifier{c.cfg.Notify}
 	all := [][]part{
 		{{"watchdog", func(ctx context.Context) error { return n.watch(ctx, c.cfg.Clock, c.cfg.Watchdog, c.well) }}, {"user list", c.users.run}},
-		{{"hear", c.hear.Run}, {"artifacts", c.keeper.Run}},
+		{{"hear", c.hear.Run}, {"artifacts", c.keeper.Run}, {"calls", c.calls.Run}},
 		// Together: an answer that waits for news of a push ends with the pushes.
 		{{"push", c.push.Run}, {"enrol", c.door.Run}, {"verbs", c.verbs.Run}, {"remind", c.remind}},
 	}

@@ -49,7 +49,7 @@ func (a *app) root() *cobra.Command {
 	}
 	root.AddCommand(a.initState(), a.serve(), a.status(), a.node(), a.module(), a.artifact(), a.assign(), a.unassign(), a.plan(), a.push(), a.take(), a.giveBack(), a.logs(),
 		a.seat(), a.tool(), a.operator(), a.changes())
-	root.AddCommand(a.diagnose(), a.exposure(), a.bans())
+	root.AddCommand(a.diagnose(), a.exposure(), a.bans(), a.call(), a.calls())
 	return root
 }
 

@@ -105,7 +105,7 @@ func (a *app) tool() *cobra.Command {
 func writeTools(w io.Writer, r controller.ToolsAnswer) error {
 	rows := make([][]string, 0, len(r.Tools))
 	for _, t := range r.Tools {
-		rows = append(rows, []string{string(t.Seat), string(t.Verb), string(t.Level), string(t.Role), t.Description})
+		rows = append(rows, []string{holder(t), string(t.Verb), string(t.Level), string(t.Role), t.Description})
 	}
-	return table(w, "SEAT | VERB | LEVEL | ROLE | WHAT IT DOES", rows)
+	return table(w, "SEAT OR MODULE | VERB | LEVEL | ROLE | WHAT IT DOES", rows)
 }

@@ -63,9 +63,13 @@ func (c *Client) Close() { c.conn.Close() }
 // Ask asks v and decodes the answer as R.
 func Ask[R any](ctx context.Context, c *Client, v subject.Verb, args any) (R, error) {
 	var answer R
+	whole := ctx
 	ctx, cancel := context.WithTimeout(ctx, AskBound)
 	defer cancel()
 	err := verb.Call(ctx, c.conn, subject.Controller, v, args, &answer)
+	if on := (verb.Running{}); errors.As(err, &on) {
+		err = c.later(whole, on.Call, &answer)
+	}
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
 		err = fmt.Errorf("%w: %s did not answer %s within %v", ErrNoAnswer, subject.Controller, v, AskBound)

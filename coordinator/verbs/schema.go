@@ -45,7 +45,7 @@ func nodeTools() (out []controller.Tool, err error) {
 			if err != nil {
 				return nil, err
 			}
-			t.Seat = p.Seat
+			t.Seat, t.PerNode = p.Seat, true
 			out = append(out, t)
 		}
 	}

@@ -205,8 +205,9 @@ func (s *Server) seats(ctx context.Context, _ records.By, _ controller.Nothing) 
 	}}, nil
 }
 
-func (s *Server) listTools(context.Context, records.By, controller.Nothing) (controller.ToolsAnswer, error) {
-	return controller.ToolsAnswer{Tools: s.tools}, nil
+func (s *Server) listTools(ctx context.Context, _ records.By, _ controller.Nothing) (controller.ToolsAnswer, error) {
+	more, err := s.moduleTools(ctx)
+	return controller.ToolsAnswer{Tools: append(slices.Clone(s.tools), more...)}, err
 }
 
 func (s *Server) changes(ctx context.Context, _ records.By, ask controller.ChangesAsk) (controller.ChangesAnswer, error) {

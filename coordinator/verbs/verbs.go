@@ -16,6 +16,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"mesh/coordinator/calls"
 	"mesh/coordinator/compose"
 	"mesh/coordinator/hear"
 	"mesh/coordinator/issue"
@@ -42,6 +43,7 @@ type Config struct {
 	Composer *compose.Composer
 	Push     *push.Engine
 	Issuer   *issue.Issuer
+	Calls    *calls.Keeper
 	Hear     *hear.Hearer
 	// Artifacts looks after what is on the bus by digest.
 	Artifacts artifacts
@@ -171,6 +173,8 @@ func (s *Server) handlers() map[subject.Verb]verb.Handler {
 		controller.Operators:        handle(s, controller.Operators, s.operators),
 		controller.OperatorRevoke:   handle(s, controller.OperatorRevoke, s.revokeOperator),
 		controller.Changes:          handle(s, controller.Changes, s.changes),
+		controller.Calls:            handle(s, controller.Calls, s.calls),
+		controller.CallShow:         handle(s, controller.CallShow, s.callShow),
 	}
 }
 
@@ -181,11 +185,28 @@ func handle[A, R any](s *Server, v subject.Verb, fn func(context.Context, record
 	if !ok || reflect.TypeOf(line.Ask) != reflect.TypeFor[A]() || reflect.TypeOf(line.Answer) != reflect.TypeFor[R]() {
 		panic(fmt.Sprintf("the handler of %s does not have the types of the protocol", v))
 	}
+	work := bound(s, line, fn)
 	return func(ctx context.Context, caller verb.Caller, args []byte) (any, error) {
 		who, err := s.authorize(ctx, caller.Key, line)
+		call := calls.Ask{Caller: who.Who, Verb: string(v), Args: args, Acts: line.Level != controller.Read, Secret: v == controller.NodeInvite}
 		if err != nil {
+			if call.Caller == "" {
+				call.Caller = "key " + caller.Key
+			}
+			s.cfg.Calls.Refused(call, err)
 			return nil, err
 		}
+		work := func(ctx context.Context) (any, error) { return work(ctx, who, caller, args) }
+		if v == controller.Calls || v == controller.CallShow || v == controller.PushShow { // they look on, again and again
+			return work(ctx)
+		}
+		return s.cfg.Calls.Do(ctx, call, work)
+	}
+}
+
+// bound is fn with its arguments checked before it runs.
+func bound[A, R any](s *Server, line controller.Verb, fn func(context.Context, records.By, A) (R, error)) func(context.Context, records.By, verb.Caller, []byte) (any, error) {
+	return func(ctx context.Context, who records.By, caller verb.Caller, args []byte) (any, error) {
 		if err := verb.Required(reflect.TypeFor[A](), args); err != nil {
 			return nil, err
 		}

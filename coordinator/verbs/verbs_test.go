@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
+	"log/slog"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
+	"mesh/coordinator/calls"
 	"mesh/coordinator/hear"
 	"mesh/coordinator/records"
 	"mesh/shared/clock"
@@ -106,7 +108,11 @@ func server(t *testing.T) (*Server, map[records.Role]string) {
 			t.Fatal(err)
 		}
 	}
-	return &Server{turn: make(chan struct{}, 1), cfg: Config{Records: store, Clock: clock.Real(), Users: noUsers{}}}, keys
+	kept, err := calls.New(t.Context(), calls.Config{Records: store, Clock: clock.Real(), Rand: rand.Reader, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &Server{turn: make(chan struct{}, 1), cfg: Config{Records: store, Calls: kept, Clock: clock.Real(), Users: noUsers{}}}, keys
 }
 
 type noUsers struct{}

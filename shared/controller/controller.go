@@ -96,6 +96,8 @@ const (
 	Operators        subject.Verb = "operators"
 	OperatorRevoke   subject.Verb = "operator-revoke"
 	Changes          subject.Verb = "changes"
+	Calls            subject.Verb = "calls"
+	CallShow         subject.Verb = "call-show"
 )
 
 const program = "mesh-coordinator "
@@ -135,6 +137,8 @@ func Table() []Verb {
 		{Operators, "List the people and their roles", program + "operator list", Read, Viewer, Nothing{}, OperatorsAnswer{}},
 		{OperatorRevoke, "End a person's credential", program + "operator revoke ada", Disruptive, Admin, OperatorRevokeAsk{}, Done{}},
 		{Changes, "Read the journal: who changed what, when and why", program + "changes", Read, Viewer, ChangesAsk{}, ChangesAnswer{}},
+		{Calls, "List the last calls: who asked what, and how it ended", program + "calls", Read, Viewer, CallsAsk{}, CallsAnswer{}},
+		{CallShow, "Show one call with its answer", program + "call show call-5fz3k2", Read, Viewer, CallShowAsk{}, Call{}},
 	}
 }
 

@@ -455,14 +455,18 @@ type SeatsAnswer struct {
 
 // Tool is one verb with its schemas.
 type Tool struct {
-	Seat        subject.Seat    `json:"seat"`
+	Seat subject.Seat `json:"seat,omitempty"`
+	// Module is whose verb it is, when it is no seat's.
+	Module subject.Module `json:"module,omitempty"`
+	// PerNode: it is asked of one machine.
+	PerNode     bool            `json:"per_node,omitempty"`
 	Verb        subject.Verb    `json:"verb"`
 	Description string          `json:"description"`
 	Example     string          `json:"example,omitempty"`
 	Level       Level           `json:"level"`
 	Role        Role            `json:"role"`
 	Schema      json.RawMessage `json:"schema"`
-	Answer      json.RawMessage `json:"answer"`
+	Answer      json.RawMessage `json:"answer,omitempty"`
 }
 
 // ToolsAnswer is every tool.

@@ -151,6 +151,9 @@ func (s *server) run(ctx context.Context, m *nats.Msg) (r Reply) {
 	if err == nil {
 		r.Answer, err = json.Marshal(v)
 	}
+	if on := (Running{}); errors.As(err, &on) {
+		return Reply{Running: on.Call}
+	}
 	if err != nil {
 		r = Reply{Refused: refusal.Of(err)}
 		if r.Refused == nil {

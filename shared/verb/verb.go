@@ -29,6 +29,19 @@ type Reply struct {
 	Answer  json.RawMessage  `json:"answer,omitempty"`
 	Refused *refusal.Refusal `json:"refused,omitempty"`
 	Failed  string           `json:"failed,omitempty"`
+	// Running is the id of a call that goes on: its answer is read by that id (CAL-1).
+	Running string `json:"running,omitempty"`
+}
+
+// Running is the error of a call whose answer comes later.
+type Running struct {
+	// Call is the call's id.
+	Call string
+}
+
+// Error says what to do.
+func (r Running) Error() string {
+	return "it takes long and goes on: mesh-coordinator call show " + r.Call
 }
 
 // Caller is who asks, as the bus authenticated it.
@@ -84,6 +97,8 @@ func callAt(ctx context.Context, c *bus.Conn, at, holder string, args, answer an
 	switch {
 	case r.Refused != nil:
 		return r.Refused
+	case r.Running != "":
+		return Running{r.Running}
 	case r.Failed != "":
 		return fmt.Errorf("%w: %s", ErrFailed, r.Failed)
 	case answer == nil || len(r.Answer) == 0:
