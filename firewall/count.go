@@ -17,9 +17,10 @@ import (
 // Count is what one counter of mesh's table has counted (NET-12): a declared rule in the manifest's words,
 // "web: 443/tcp from anywhere", or something of the table's own, such as "refused". A count goes on over
 // every change of the table and over the agent's restarts, and ends with its rule, and with the machine's
-// run. A rule counts the first packet of a flow; the others are "part of a known flow".
+// run; it begins anew when another rule comes to overlap this one, or ceases to. A rule counts the first packet
+// of a flow, the others are "part of a known flow"; of packets that are not tracked it counts each.
 type Count struct {
-	// Name is the counter's in the table.
+	// Name is the counter's: that of a named counter, or made of the element that counts.
 	Name string `json:"name"`
 	// What it counts, in words; long lists of addresses are cut short.
 	What string `json:"what"`

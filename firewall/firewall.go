@@ -3,7 +3,7 @@
 // is agent/host's to find; when to load, confirm or restore is agent/filter's.
 //
 // Compile is pure: the same rules in any order give the same Table, and Table.Text is that table as
-// `nft -f` reads it. Driver writes it in one netlink transaction, in place, so that no packet meets
+// `nft -f` reads it. Declared rules are elements of sets that count, but for those that overlap. Driver writes it in one netlink transaction, in place, so that no packet meets
 // a missing rule and no established flow is cut (NET-6), and reads it back to tell whether the
 // kernel still holds exactly it.
 //
