@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"mesh/coordinator/client"
 	"mesh/shared/controller"
@@ -108,7 +109,7 @@ func (a *app) confirmed(cmd *cobra.Command, question, want string) error {
 	}
 	in := cmd.InOrStdin()
 	if f, ok := in.(*os.File); ok {
-		if st, err := f.Stat(); err != nil || st.Mode()&os.ModeCharDevice == 0 {
+		if _, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS); err != nil {
 			return no("there is no terminal to ask at")
 		}
 	}
