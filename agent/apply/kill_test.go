@@ -58,9 +58,12 @@ func child(at string) {
 			select {}
 		}
 		fmt.Println("point:", name)
-		if name == "after accept" {
+		if name == "after accept" && os.Getenv(faultEnv) == "" {
 			say("accepted")
 		}
+	}
+	if os.Getenv(faultEnv) != "" {
+		b.meet()
 	}
 	if err := b.start(); err != nil {
 		panic(err)

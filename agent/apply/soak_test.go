@@ -56,7 +56,7 @@ func (c *tally) String() string {
 	return out.String()
 }
 
-// end is one way to die.
+// death is one way to end.
 type death struct {
 	how  string
 	die  func(t *testing.T) (kind string)
@@ -99,14 +99,14 @@ func TestCrashes(t *testing.T) {
 					t.Logf("%s; SEED=%d", d.says(), seed)
 				}
 			}
-			kills(t, l, rnd, share, one)
-			powerCuts(t, l, rnd, share, one)
+			n := kills(t, l, rnd, share, one)
+			powerCuts(t, l, rnd, max(share-n, share/2), one)
 		})
 	}
 }
 
 // kills are those at each fail point and each file step in a soak, else a few of them.
-func kills(t *testing.T, l lives, rnd *rand.Rand, share int, one func(death)) {
+func kills(t *testing.T, l lives, rnd *rand.Rand, share int, one func(death)) (n int) {
 	m := newMachine(t, l, memoryFolder(t))
 	m.again(t)
 	steps, _ := m.liveBySteps(t, 0, false)
@@ -124,7 +124,7 @@ func kills(t *testing.T, l lives, rnd *rand.Rand, share int, one func(death)) {
 			atPoint(rnd.IntN(len(m.points)))
 			atStep(rnd.IntN(len(steps)))
 		}
-		return
+		return 2 * ((share + 3) / 4)
 	}
 	for i := range m.points {
 		atPoint(i)
@@ -132,22 +132,20 @@ func kills(t *testing.T, l lives, rnd *rand.Rand, share int, one func(death)) {
 	for i := range steps {
 		atStep(i)
 	}
+	return len(m.points) + len(steps)
 }
 
 // powerCuts are spread over the whole change, on each kind of disk, each with all that may survive.
-func powerCuts(t *testing.T, l lives, rnd *rand.Rand, share int, one func(death)) {
+func powerCuts(t *testing.T, l lives, rnd *rand.Rand, want int, one func(death)) {
 	keeps := []disk.Keep{disk.Nothing, disk.Pieces, disk.Pieces, disk.Everything}
 	for _, o := range options {
-		n := (share + 2*len(options)*len(keeps) - 1) / (2 * len(options) * len(keeps)) // half of the share
 		c := newCuts(t, l, o)
-		var at []int
-		if n >= len(c.log.Records) {
-			for i := range len(c.log.Records) + 1 {
-				at = append(at, i)
+		instants := len(c.log.Records) + 1
+		at := make([]int, (want+len(options)*len(keeps)-1)/(len(options)*len(keeps)))
+		for i := range at {
+			if at[i] = i % instants; len(at) < instants {
+				at[i] = rnd.IntN(instants)
 			}
-		}
-		for len(at) < n {
-			at = append(at, rnd.IntN(len(c.log.Records)+1))
 		}
 		slices.Sort(at)
 		for _, at := range at {

@@ -163,6 +163,12 @@ func code(err error) int {
 	return 0
 }
 
+// noRoomForIndex says of an error that the file beside the log could not grow: SQLite calls that a failing disk.
+func noRoomForIndex(err error) bool {
+	var coded interface{ Code() int }
+	return errors.As(err, &coded) && coded.Code() == codeIndexSize
+}
+
 // Named gives the errors of a store that a person has to know by name their words (APP-14); what is what
 // could not be done.
 func Named(err error, what string) error {
@@ -170,6 +176,8 @@ func Named(err error, what string) error {
 	switch c := code(err); {
 	case err == nil || refusal.Of(err) != nil:
 		return err
+	case noRoomForIndex(err):
+		return refusal.Because(err, what, "disk full, or a disk that fails: "+err.Error(), "free some space, or look at the disk (dmesg); "+again)
 	case c == codeFull || errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT):
 		return refusal.Because(err, what, "disk full: "+err.Error(), "free some space; "+again)
 	case c == codeReadOnly || errors.Is(err, syscall.EROFS):

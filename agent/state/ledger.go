@@ -243,7 +243,7 @@ func (s *Store) flushBy(ctx context.Context, write func(context.Context, func(*s
 		return insertOut(ctx, tx, o)
 	})
 	if err != nil {
-		return fmt.Errorf("write the outcome: %w", err)
+		return Named(fmt.Errorf("write the outcome: %w", err), "to remember what was done")
 	}
 	if s.staged = nil; o != nil {
 		s.offered = nil

@@ -21,6 +21,7 @@ const (
 	codeConstraint = 19
 	codeMismatch   = 20
 	codeNotADB     = 26
+	codeIndexSize  = codeIO | 19<<8
 )
 
 // recoverOpen opens the store whatever state its files are in, and says what it found.

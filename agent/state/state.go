@@ -126,12 +126,12 @@ func Open(ctx context.Context, c Config) (*Store, error) {
 	}
 	s.tidy = func() error { return s.settle(context.WithoutCancel(ctx)) }
 	if err := s.reserve(ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("reserve report numbers: %w", err), db.Close())
+		return nil, Named(errors.Join(fmt.Errorf("reserve report numbers: %w", err), db.Close()), "to start without a store")
 	}
 	for _, n := range notes {
 		c.Log.Warn("the store was not as it was left", "err", n)
 		if err := s.AddProblem(ctx, n); err != nil {
-			return nil, errors.Join(err, db.Close())
+			return nil, Named(errors.Join(err, db.Close()), "to start without a store")
 		}
 	}
 	return s, nil
