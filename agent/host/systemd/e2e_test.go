@@ -229,6 +229,17 @@ func testRun(t *testing.T, c *Conn) {
 	if out, _ := exec.Command("pgrep", "-f", "sleep 1000").Output(); len(out) > 0 {
 		t.Errorf("left running: %s", out)
 	}
+	// As somebody, somewhere, with an environment.
+	if err := os.WriteFile("/run/mesh-t.env", []byte("B=\"from a file\"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	exit, output, err := c.RunAs(t.Context(), "mesh-t-run", Program{Argv: []string{"sh", "-c", `id -un; pwd; echo "$A, $B"; exit 3`}, User: "nobody", Directory: "/usr/lib", Env: []string{"A=a b"}, EnvFile: "/run/mesh-t.env"})
+	if exit != 3 || output != "nobody\n/usr/lib\na b, from a file\n" || err != nil {
+		t.Errorf("as nobody: %d, %q, %v", exit, output, err)
+	}
+	if out, err := exec.Command("journalctl", "--no-pager", "--quiet", "--output=cat", "--grep=id -un").Output(); len(out) > 0 {
+		t.Errorf("it is in the journal: %s, %v", out, err)
+	}
 	// An agent that was killed left its run behind.
 	left := exec.Command("systemd-run", "--unit=mesh-t-run", "--property=Type=oneshot", "--remain-after-exit", "--no-block", "sleep", "0.5")
 	if out, err := left.CombinedOutput(); err != nil {

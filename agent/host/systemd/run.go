@@ -38,13 +38,13 @@ type Program struct {
 	EnvFile string
 }
 
-// RunAs is Run for a program that runs as somebody and somewhere, and again and again: that it began and ended
-// is not in the journal.
+// RunAs is Run for a program that runs as somebody and somewhere, and again and again: that it began, ended
+// or failed is not in the journal.
 func (c *Conn) RunAs(ctx context.Context, name string, p Program) (exit int, output string, err error) {
 	property := func(name string, v any) sdbus.Property {
 		return sdbus.Property{Name: name, Value: dbus.MakeVariant(v)}
 	}
-	more := []sdbus.Property{property("LogLevelMax", int32(warning))}
+	more := []sdbus.Property{property("LogLevelMax", int32(critical))}
 	if p.User != "" {
 		more = append(more, property("User", p.User))
 	}
@@ -60,8 +60,8 @@ func (c *Conn) RunAs(ctx context.Context, name string, p Program) (exit int, out
 	return c.run(ctx, name, p.Argv, more...)
 }
 
-// warning is LOG_WARNING of syslog(3).
-const warning = 4
+// critical is LOG_CRIT of syslog(3): that a program ended with another status than 0 is an error to systemd.
+const critical = 2
 
 // envFile is a value of EnvironmentFiles (org.freedesktop.systemd1(5)).
 type envFile struct {
