@@ -21,6 +21,7 @@ QUICK_TIMEOUT := 10m
 HOST_TIMEOUT  := 20m
 FUZZTIME      ?= 10s
 ROWS          ?=
+SOAK          ?= 4000
 HOST          ?= host1
 
 .PHONY: all
@@ -45,6 +46,10 @@ e2e: ## only the tests on booted hosts; RUN= picks by name; needs root
 .PHONY: bench
 bench: ## the scoreboard: what mesh takes beside what the work itself takes; ROWS=1,3 picks rows
 	go run ./cmd/e2e/bench $(if $(ROWS),--rows '$(ROWS)')
+
+.PHONY: soak
+soak: ## the crash harness: at least SOAK (4000) kills and power cuts of an agent, some five minutes; SEED= repeats a run; needs root
+	cd agent/apply && CGO_ENABLED=0 go test -count=1 -timeout 60m -parallel 2 -run '^TestCrashes$$' -soak=$(SOAK)
 
 .PHONY: lint
 lint: ## format, vet, staticcheck
