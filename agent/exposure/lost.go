@@ -210,7 +210,7 @@ func (w *Watch) mend(ctx context.Context, lost []Holder) (mended bool) {
 // Flushed calls tell when a base chain is gone that was there, as after "nft flush ruleset", until ctx ends:
 // changes hints at commits of others. It reads the network namespace of the calling thread.
 func Flushed(ctx context.Context, clk clock.Clock, changes <-chan firewall.Event, tell func()) {
-	before, err := foreign.Bases(ctx)
+	before, _ := foreign.Bases(ctx) // without them the first commit shows what there is
 	var due <-chan time.Time
 	for {
 		ready := changes
@@ -227,8 +227,8 @@ func Flushed(ctx context.Context, clk clock.Clock, changes <-chan firewall.Event
 			due = clk.After(gather)
 		case <-due:
 			due = nil
-			var now []string
-			if now, err = foreign.Bases(ctx); err != nil {
+			now, err := foreign.Bases(ctx)
+			if err != nil {
 				continue // the next commit, or the minute's look
 			}
 			if slices.ContainsFunc(before, func(chain string) bool { return !slices.Contains(now, chain) }) {
