@@ -78,6 +78,7 @@ func (e *Engine) checkOf(u *resource.Unit) (c health.Check, ok bool) {
 			return health.Check{}, false
 		}
 		in := *p
+		in.Name = p.Argv[0]
 		in.Argv = e.box.ExecWords(p.Container, p.Unit, p.Argv)
 		c.Program = &in
 	}

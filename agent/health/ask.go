@@ -2,6 +2,7 @@ package health
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -99,13 +100,14 @@ func plain(ctx context.Context, err error) string {
 
 // program runs what is asked by.
 func (p *Prober) program(ctx context.Context, x *Program) string {
+	name := cmp.Or(x.Name, x.Argv[0])
 	if p.cfg.Run == nil {
-		return "there is nobody to run " + x.Argv[0]
+		return "there is nobody to run " + name
 	}
 	exit, out, err := p.cfg.Run(ctx, *x)
 	switch {
 	case ctx.Err() != nil:
-		return x.Argv[0] + " was not over in time and was killed"
+		return name + " was not over in time and was killed"
 	case err != nil:
 		return words(err.Error())
 	case exit == 0:
@@ -113,7 +115,7 @@ func (p *Prober) program(ctx context.Context, x *Program) string {
 	}
 	lines := strings.Split(strings.TrimSpace(out), "\n")
 	if last := words(lines[len(lines)-1]); last != "" {
-		return fmt.Sprintf("%s ended with %d: %s", x.Argv[0], exit, last)
+		return fmt.Sprintf("%s ended with %d: %s", name, exit, last)
 	}
-	return fmt.Sprintf("%s ended with %d", x.Argv[0], exit)
+	return fmt.Sprintf("%s ended with %d", name, exit)
 }

@@ -32,6 +32,8 @@ type Program struct {
 	// Unit tells it from others on the machine.
 	Unit string
 	Argv []string
+	// Name is what it is called in words; "" for the first of Argv.
+	Name string
 	// User, Directory, Env and EnvFile are those of the process it is beside; "" and nil for none.
 	User, Directory string
 	Env             []string
