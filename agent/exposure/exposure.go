@@ -259,7 +259,7 @@ func (m *Machine) port(link string, six bool, c candidate) (p report.ExposedPort
 	if len(p.Declared) == 0 && len(p.Programs) == 0 && !redirected {
 		return p, false
 	}
-	p.Difference = cmp.Or(m.goneWords(link, six, c.Protocol, c.First, answer), difference(answer, len(mine) > 0, len(p.Programs) > 0 || redirected, p.By))
+	p.Difference = cmp.Or(m.goneWords(link, six, c.Protocol, c.First), difference(answer, len(mine) > 0, len(p.Programs) > 0 || redirected, p.By))
 	if len(mine) == 0 && answer.Verdict == evaluate.Refused {
 		m.narrow(&p, link, six, c)
 	}

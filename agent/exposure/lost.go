@@ -91,7 +91,7 @@ func (m *Machine) Lost() []Holder {
 			continue
 		}
 		for _, link := range m.links() {
-			if h.asked(m, link) && gone(m.evaluator.Evaluate(h.packet(link))) {
+			if m.lost(h, link) {
 				all = append(all, h.Holder)
 				break
 			}
@@ -101,26 +101,31 @@ func (m *Machine) Lost() []Holder {
 	return all
 }
 
-// asked says whether somebody on the link can ask for the port.
-func (h Held) asked(m *Machine, link string) bool {
-	return Socket{Address: h.Address}.reachable(m, link)
-}
-
-// packet is one that asks for it over a link; of one for both families, by the first: a container may have no
-// address of the other.
-func (h Held) packet(link string) evaluate.Packet {
+// lost says that what comes to the port over a link is led nowhere. Of a port for both families that has to be so
+// of both: the container may have no address of one.
+func (m *Machine) lost(h Held, link string) bool {
+	if !(Socket{Address: h.Address}).reachable(m, link) {
+		return false
+	}
 	a := h.Address.Unmap()
-	p := evaluate.Packet{In: link, Six: a.Is6() && !a.IsUnspecified(), Protocol: h.Protocol, Port: h.Port}
+	p := evaluate.Packet{In: link, Six: a.Is6(), Protocol: h.Protocol, Port: h.Port}
 	if !a.IsUnspecified() {
 		p.Destination = a
 	}
-	return p
+	if !gone(m.evaluator.Evaluate(p)) {
+		return false
+	}
+	if a != netip.IPv6Unspecified() {
+		return true
+	}
+	p.Six = false
+	return gone(m.evaluator.Evaluate(p))
 }
 
-// goneWords say it of a port; empty when it is none of these.
-func (m *Machine) goneWords(link string, six bool, protocol uint8, port uint16, a evaluate.Answer) string {
+// goneWords say it of a port, where it is asked for by the family it is published in; empty when it is none of these.
+func (m *Machine) goneWords(link string, six bool, protocol uint8, port uint16) string {
 	for _, h := range m.Held {
-		if h.Protocol == protocol && h.Port == port && h.asked(m, link) && h.packet(link).Six == six && gone(a) {
+		if h.Protocol == protocol && h.Port == port && h.Address.Unmap().Is6() == six && m.lost(h, link) {
 			return fmt.Sprintf("published by container %s, but podman's rules for it are gone: podman network reload %s", h.Container, h.Container)
 		}
 	}

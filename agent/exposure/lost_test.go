@@ -24,12 +24,12 @@ import (
 	"mesh/testbus/netlab"
 )
 
-// TestMain is podman's process beside a container when it is called by its name: "conmon -n CONTAINER ADDRESS".
+// TestMain is podman's process beside a container when it is called by its name: "conmon -n CONTAINER NETWORK ADDRESS".
 func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) != "conmon" {
 		os.Exit(m.Run())
 	}
-	l, err := net.Listen("tcp", os.Args[3])
+	l, err := net.Listen(os.Args[3], os.Args[4])
 	if err == nil {
 		_, err = io.Copy(io.Discard, os.Stdin) // until the test closes it
 		err = errors.Join(err, l.Close())
@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 }
 
 // hold starts podman's process for a container that publishes address, in the space.
-func hold(t *testing.T, s *netlab.Space, container, address string) {
+func hold(t *testing.T, s *netlab.Space, container, network, address string) {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
@@ -51,7 +51,7 @@ func hold(t *testing.T, s *netlab.Space, container, address string) {
 	if err := os.Symlink(self, program); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(program, "-n", container, address)
+	cmd := exec.Command(program, "-n", container, network, address)
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -110,8 +110,8 @@ func watch(t *testing.T, b *box) *exposure.Watch {
 func TestPublishedAndGone(t *testing.T) {
 	lab, declared := machine(t)
 	s, b := lab.Host, &box{}
-	hold(t, s, "theirs", "0.0.0.0:8090")
-	hold(t, s, "inside", "127.0.0.1:8092")
+	hold(t, s, "theirs", "tcp4", "0.0.0.0:8090")
+	hold(t, s, "inside", "tcp4", "127.0.0.1:8092")
 	s.Run(published("8090"), "nft", "-f", "-")
 	w := watch(t, b)
 	broken := func() (found []string) {
@@ -160,7 +160,7 @@ func TestPublishedAndGoneInTheSandbox(t *testing.T) {
 	look(0)
 	s.Run("", "nft", "flush", "chain", "ip", "nat", "NETAVARK-HOSTPORT-DNAT")
 	look(0) // no container runs
-	hold(t, s, "theirs", "0.0.0.0:8090")
+	hold(t, s, "theirs", "tcp4", "0.0.0.0:8090")
 	s.Run(published("8090"), "nft", "-f", "-")
 	look(0)
 	s.Run("", "nft", "flush", "chain", "ip", "nat", "NETAVARK-HOSTPORT-DNAT")
@@ -172,9 +172,13 @@ func TestPublishedAndGoneInTheSandbox(t *testing.T) {
 	w = watch(t, b) // the agent starts, and what it never saw may be gone
 	s.Run("", "nft", "flush", "chain", "ip", "nat", "NETAVARK-HOSTPORT-DNAT")
 	look(4, "theirs")
+	b.ports[0].Address, w = netip.IPv6Unspecified(), watch(t, b) // for both families
+	look(5, "theirs")
+	s.Run("table ip6 nat { chain PREROUTING { type nat hook prerouting priority -100; tcp dport 8090 dnat to [fd30::2]:80; }; }\n", "nft", "-f", "-")
+	look(6) // one of them is led on
 	b.ports, w = nil, watch(t, b)
-	look(5)
-	look(5) // nothing is published
+	look(7)
+	look(7) // nothing is published
 }
 
 // What of it is mesh's own, by the unit it runs in, is written anew at once.
