@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"time"
 
 	"mesh/agent/apply"
 	"mesh/agent/boot"
@@ -20,10 +21,12 @@ import (
 	"mesh/agent/host/systemd"
 	"mesh/agent/resource"
 	"mesh/agent/state"
+	"mesh/agent/witness"
 	"mesh/firewall"
 	"mesh/firewall/foreign"
 	"mesh/shared/clock"
 	"mesh/shared/declaration"
+	"mesh/shared/diagnosis"
 	"mesh/shared/report"
 )
 
@@ -43,6 +46,7 @@ func OnHost(root string, log *slog.Logger) func(context.Context, *state.Store, f
 		profile := profiler(root, units)
 		now := profile(ctx)
 		m := Machine{Profile: after(now, profile), Host: apply.Host{Files: files, Units: units, Runner: units, Programs: units, Taken: hostlink.Taken,
+			Witness: func(at time.Time) []string { return witness.Around(root, at, time.Local, mask) },
 			Machine: resource.Machine{Arch: now.Arch, OS: now.OS, Engine: now.Engine != ""}}}
 		closers := []func() error{files.Close, func() error { units.Close(); return nil }}
 		changed := make(chan struct{}, 1) // one look pending is enough
@@ -114,6 +118,9 @@ func converger(s *state.Store, units *systemd.Conn, files *file.Root, f *filter.
 	}
 	return converge.New(c)
 }
+
+// mask takes out what is a secret by its look. Its rules are made when they are needed, which is seldom.
+func mask(s string) string { return diagnosis.NewMask().Text(s) }
 
 // after is profile, whose first answer was found already.
 func after(first *report.Profile, profile func(context.Context) *report.Profile) func(context.Context) *report.Profile {

@@ -66,6 +66,8 @@ type Host struct {
 	Machine resource.Machine
 	// Programs runs what is asked of modules' health; nil for nobody.
 	Programs Programs
+	// Witness says who may have changed something by hand shortly before a time, in words; nil for nobody (APP-19).
+	Witness func(at time.Time) []string
 	// Taken are the ranges of addresses that are in use on the machine, for new networks to keep out of; nil
 	// for none.
 	Taken func(ctx context.Context) ([]netip.Prefix, error)
@@ -235,6 +237,7 @@ func New(cfg Config) (*Engine, error) {
 		pauses: map[subject.Module]*pause{}, lives: map[string]life{}, indexes: map[string]*index{}, mended: map[string]time.Time{}, said: map[string]report.Drift{}}
 	e.turn <- struct{}{}
 	e.health.trials, e.health.goods, e.health.sums = map[subject.Module]*trial{}, map[subject.Module]*goodBuild{}, map[subject.Module]sumOf{}
+	e.health.kept = map[subject.Module]string{}
 	e.prober = health.New(health.Config{Run: e.runProgram, Clock: cfg.Clock})
 	if e.root == nil {
 		var err error

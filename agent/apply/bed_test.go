@@ -52,6 +52,7 @@ type bed struct {
 	workers int
 	point   func(string)
 	fetched func(a declaration.Artifact, from int) error // before a fetch; nil: all is well
+	witness func(at time.Time) []string                  // who may have changed something; nil for nobody
 	podman  sync.Mutex                                   // one of its commands at a time
 	chunk   func()                                       // before each chunk that comes; nil for nothing
 	journal []string                                     // the last lines of every unit
@@ -143,7 +144,7 @@ func (b *bed) start() error {
 	b.units = &paperUnits{bed: b}
 	c := apply.Config{
 		Store: b.store, Node: "n1", Mesh: "m1", Verifier: signer.Verifier(), Curve: b.keys.Curve, Root: b.root("/"), BundleDir: b.path("state/bundles"),
-		Host: apply.Host{Units: b.units, Runner: paperRunner{b}, Programs: &b.ran, Machine: resource.Machine{Arch: "amd64", OS: "debian"}}, Fetch: b.fetch, Filter: b.filter,
+		Host: apply.Host{Units: b.units, Witness: b.witness, Runner: paperRunner{b}, Programs: &b.ran, Machine: resource.Machine{Arch: "amd64", OS: "debian"}}, Fetch: b.fetch, Filter: b.filter,
 		Clock: clk, Rand: rand.Reader, Log: log, Workers: b.workers, Settle: time.Millisecond, Reserve: b.reserve, FailPoint: b.point,
 	}
 	c.Journal = func(context.Context, []string, time.Time, int) ([]string, error) { return slices.Clone(b.journal), nil }

@@ -34,9 +34,9 @@ type hand struct {
 }
 
 func (e *Engine) newDesk() *take.Desk {
-	mask := diagnosis.NewMask()
+	mask := func(s string) string { return diagnosis.NewMask().Text(s) } // its rules are made when they are needed, which is seldom
 	return take.New(take.Config{Store: e.cfg.Store, Files: e.root, Units: e.deskUnits(), Engine: func() *engine.Engine { return e.container() },
-		Accounts: func() user.Accounts { return e.accounts }, Mask: mask.Text, Clock: e.cfg.Clock, Log: e.cfg.Log, FailPoint: e.cfg.FailPoint})
+		Accounts: func() user.Accounts { return e.accounts }, Mask: mask, Clock: e.cfg.Clock, Log: e.cfg.Log, FailPoint: e.cfg.FailPoint})
 }
 
 // deskUnits is nil, and not an interface with nothing in it, where there is no systemd.

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"mesh/agent/host/systemd"
@@ -307,7 +308,7 @@ func unwell(u *resource.Unit, have plan.Unit) string {
 
 // drift is what was found changed by hand, each once, and what of it stays as it is.
 func (e *Engine) drift(r *run) (found, left []report.Drift) {
-	still := map[string]report.Drift{}
+	still, who := map[string]report.Drift{}, sync.OnceValue(e.witness)
 	for _, f := range r.w.plan.Found {
 		repaired := f.Repaired && r.failed[f.Module] == nil && r.late[f.Module] == nil
 		d := report.Drift{Module: f.Module, Thing: f.ID, What: f.What, Repaired: repaired, At: e.cfg.Clock.Now().UnixMilli()}
@@ -323,11 +324,23 @@ func (e *Engine) drift(r *run) (found, left []report.Drift) {
 				continue
 			}
 		}
+		if d.Who = who(); !repaired {
+			still[f.ID+" "+f.What] = d
+			left[len(left)-1] = d
+		}
 		found = append(found, d)
-		e.cfg.Log.Warn("something was changed by hand", "module", f.Module, "thing", f.ID, "what", f.What, "repaired", repaired)
+		e.cfg.Log.Warn("something was changed by hand", "module", f.Module, "thing", f.ID, "what", f.What, "repaired", repaired, "who", d.Who)
 	}
 	e.said = still
 	return found, left
+}
+
+// witness says who may have changed something by hand a moment ago, or "" (APP-19).
+func (e *Engine) witness() string {
+	if e.cfg.Host.Witness == nil {
+		return ""
+	}
+	return strings.Join(e.cfg.Host.Witness(e.cfg.Clock.Now()), "; ")
 }
 
 // blame settles the outcome and, if something failed, says what came first.

@@ -185,6 +185,9 @@ func (p *printer) drift(all []report.Drift) {
 			p.line("changed by hand")
 		}
 		p.line("  %s ago  %s: %s (%s)", p.ago(x.At), x.Thing, x.What, either(x.Repaired, "repaired", "left as it was"))
+		if x.Who != "" {
+			p.line("    around then: %s", x.Who)
+		}
 	}
 }
 

@@ -184,8 +184,8 @@ func (s *Store) History(ctx context.Context, n int) ([]Past, error) {
 
 func putDrift(ctx context.Context, tx *sql.Tx, found []report.Drift) error {
 	for _, d := range found {
-		if err := ring(ctx, tx, "drift", MaxDrift, `INSERT INTO drift (module, thing, what, repaired, at) VALUES (?,?,?,?,?)`,
-			string(d.Module), d.Thing, d.What, d.Repaired, d.At); err != nil {
+		if err := ring(ctx, tx, "drift", MaxDrift, `INSERT INTO drift (module, thing, what, repaired, at, who) VALUES (?,?,?,?,?,?)`,
+			string(d.Module), d.Thing, d.What, d.Repaired, d.At, d.Who); err != nil {
 			return err
 		}
 	}
@@ -206,10 +206,10 @@ func (s *Store) Drift(ctx context.Context, n int) ([]report.Drift, error) {
 func (s *Store) readDrift(ctx context.Context, n int) ([]report.Drift, error) {
 	return query(ctx, s.db(), func(rows *sql.Rows) (d report.Drift, err error) {
 		var module string
-		err = rows.Scan(&module, &d.Thing, &d.What, &d.Repaired, &d.At)
+		err = rows.Scan(&module, &d.Thing, &d.What, &d.Repaired, &d.At, &d.Who)
 		d.Module = subject.Module(module)
 		return d, err
-	}, `SELECT module, thing, what, repaired, at FROM drift ORDER BY n DESC LIMIT ?`, n)
+	}, `SELECT module, thing, what, repaired, at, who FROM drift ORDER BY n DESC LIMIT ?`, n)
 }
 
 // ring inserts and now and then forgets the oldest over the bound. table is a constant of this package.

@@ -69,6 +69,11 @@ func writeApply(w io.Writer, r engine.ApplyAnswer) error {
 		if _, err := fmt.Fprintf(w, "  %s: %s (%s)\n", d.Thing, oneLine(d.What), done); err != nil {
 			return err
 		}
+		if d.Who != "" {
+			if _, err := fmt.Fprintf(w, "    around then: %s\n", oneLine(d.Who)); err != nil {
+				return err
+			}
+		}
 	}
 	if r.Refused != nil {
 		return r.Refused

@@ -168,6 +168,8 @@ type Drift struct {
 	What     string         `json:"what"`
 	Repaired bool           `json:"repaired"`
 	At       int64          `json:"at"`
+	// Who are those who may have done it, by what the machine wrote down around that time, in words (APP-19).
+	Who string `json:"who,omitempty"`
 }
 
 // Problem is one line for a person.
@@ -244,6 +246,9 @@ func (r *Report) shorten() {
 	r.Converge.shorten()
 	r.shortenHeld()
 	r.Exposed = Few(r.Exposed)
+	for i := range r.Drift {
+		r.Drift[i].Who = Cut(r.Drift[i].Who, maxText)
+	}
 	for i := range r.Problems {
 		r.Problems[i].Text = Cut(r.Problems[i].Text, maxText)
 	}
