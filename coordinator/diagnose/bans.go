@@ -187,6 +187,8 @@ func lift(by subject.Node, b engine.Ban, a netip.Addr) string {
 		return fmt.Sprintf("on %s: fail2ban-client unban %s, and put it into ignoreip", by, a)
 	case "crowdsec":
 		return fmt.Sprintf("on %s: cscli decisions delete --ip %s, and put it into a whitelist", by, a)
+	case "route":
+		return fmt.Sprintf("on %s: ip route del %s %s, once it is known who made it", by, strings.TrimSuffix(b.Where, " route"), a)
 	}
 	return fmt.Sprintf("on %s: end the ban in %s; mesh-coordinator bans %s says more", by, b.Where, by)
 }

@@ -53,7 +53,8 @@ func TestWhoBansWhom(t *testing.T) {
 				{Address: "192.0.2.2", Tool: "fail2ban", Jail: "sshd", Where: "inet f2b-table addr-set-sshd"}, {Address: "203.0.113.5", Tool: "fail2ban", Where: "x"},
 				{Address: "192.0.2.3", Tool: "fail2ban", Where: "y", Idle: "nothing leads there"},
 			},
-			"web1": {{Address: "2001:db8::/32", Tool: "crowdsec", Where: "ip6 crowdsec6 crowdsec6-blacklists"}, {Address: "10.0.0.1-10.0.0.9", Tool: "sshguard", Where: "ip sshguard attackers"}},
+			"web1": {{Address: "2001:db8::/32", Tool: "crowdsec", Where: "ip6 crowdsec6 crowdsec6-blacklists"}, {Address: "10.0.0.1-10.0.0.9", Tool: "sshguard", Where: "ip sshguard attackers"},
+				{Address: "192.0.2.3", Tool: "route", Where: "blackhole route"}},
 		},
 		fail: map[subject.Node]error{"away": errors.New("it is silent")}, asked: map[subject.Node]int{},
 	}
@@ -66,6 +67,7 @@ func TestWhoBansWhom(t *testing.T) {
 		"db1 bans web1: 192.0.2.2 of fail2ban, on db1: fail2ban-client unban 192.0.2.2, and put it into ignoreip",
 		"web1 bans db1: 2001:db8::/32 of crowdsec, on web1: cscli decisions delete --ip 2001:db8::1, and put it into a whitelist",
 		"web1 bans web2: 10.0.0.1-10.0.0.9 of sshguard, on web1: end the ban in ip sshguard attackers; mesh-coordinator bans web1 says more",
+		"web1 bans web2: 192.0.2.3 of route, on web1: ip route del blackhole 192.0.2.3, once it is known who made it",
 	}
 	if diff := gocmp.Diff(want, lines); diff != "" {
 		t.Error(diff)

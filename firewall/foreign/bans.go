@@ -72,8 +72,9 @@ func (b Ban) Covers(a netip.Addr) bool {
 
 const idleSet = "no rule that packets come to asks the set"
 
-// Bans lists what ban tools refuse, as rs, read with ReadAll, has it: the elements of their sets, and
-// their rules about one sender. Sorted by tool, jail and address.
+// Bans lists what ban tools refuse, as rs, read with ReadAll, has it: the elements of their sets, their
+// rules about one sender, and the routes to one address that refuse, by whose nobody can tell. Sorted by
+// tool, jail and address.
 func Bans(rs Ruleset) []Ban {
 	asked, names := askedSets(&rs)
 	var all []Ban
@@ -100,6 +101,9 @@ func Bans(rs Ruleset) []Ban {
 		}
 	}
 	all = append(all, ruleBans(&rs)...)
+	for _, r := range rs.DeadEnds {
+		all = append(all, Ban{Owner: "route", From: r.Address, To: r.Address, Where: r.How + " route"})
+	}
 	order.Sort(all, func(a, b Ban) int {
 		return cmp.Or(cmp.Compare(a.Owner, b.Owner), cmp.Compare(a.Jail, b.Jail), a.From.Compare(b.From), a.To.Compare(b.To), cmp.Compare(a.Where, b.Where))
 	})
@@ -247,11 +251,21 @@ func ruleBans(rs *Ruleset) (all []Ban) {
 	add := func(t *Table, c *Chain, prefix, mark string) {
 		for k := range c.Lines {
 			l := &c.Lines[k]
-			from, to, ok := oneSender(l)
+			by := c.Name // the chain that refuses
+			from, to, ok := oneSender(l, func(chain string) bool {
+				if kindOf(ownerIn(chainNames, chain)) != kindBans {
+					return false
+				}
+				by = chain // such as one that logs before
+				return true
+			})
 			if !ok {
 				continue
 			}
-			owner := ""
+			owner := ownerIn(chainNames, by)
+			if kindOf(owner) != kindBans {
+				owner = ""
+			}
 			for _, o := range whose.Rule(t, c, l) {
 				if kindOf(o) == kindBans {
 					owner = o
@@ -262,7 +276,7 @@ func ruleBans(rs *Ruleset) (all []Ban) {
 			}
 			where := t.Family + " " + t.Name + " " + c.Name
 			b := Ban{Owner: owner, Jail: jail(c.Name), From: from, To: to, Where: prefix + where, Comment: l.Comment}
-			if !refusing[mark+where] {
+			if !refusing[mark+t.Family+" "+t.Name+" "+by] {
 				b.Idle = whyUnreached
 			}
 			all = append(all, b)
@@ -281,10 +295,11 @@ func ruleBans(rs *Ruleset) (all []Ban) {
 	return all
 }
 
-// oneSender says whom a rule refuses, when it is one address or prefix.
-func oneSender(l *Line) (from, to netip.Addr, ok bool) {
+// oneSender says whom a rule refuses, when it is one address or prefix; leads says of a chain that what is led
+// there is refused.
+func oneSender(l *Line, leads func(chain string) bool) (from, to netip.Addr, ok bool) {
 	if l.Words != nil {
-		return oneSenderInWords(l.Words)
+		return oneSenderInWords(l.Words, leads)
 	}
 	refuses, atSource := false, false
 	size, mask := 0, []byte(nil)
@@ -329,7 +344,7 @@ func oneSender(l *Line) (from, to netip.Addr, ok bool) {
 			for typ, v := range nfnetlink.Attributes(data) {
 				if typ == unix.NFTA_IMMEDIATE_DATA {
 					act, _ := verdictIn(v)
-					refuses = refuses || act.refuses()
+					refuses = refuses || act.refuses() || act.Chain != "" && leads(act.Chain)
 				}
 			}
 		}
@@ -403,13 +418,13 @@ func maskSize(mask []byte) (bits int) {
 	return bits
 }
 
-func oneSenderInWords(words []string) (from, to netip.Addr, ok bool) {
+func oneSenderInWords(words []string, leads func(chain string) bool) (from, to netip.Addr, ok bool) {
 	refuses := false
 	for i, w := range words[:max(0, len(words)-1)] {
 		next := words[i+1]
 		switch w {
-		case "-j":
-			refuses = next == "DROP" || slices.Contains(refusingTargets, next)
+		case "-j", "-g":
+			refuses = next == "DROP" || slices.Contains(refusingTargets, next) || leads(next)
 		case "-s":
 			p, err := netip.ParsePrefix(next)
 			if err != nil {

@@ -68,6 +68,8 @@ table ip other {
 	s.Run(`*filter
 :INPUT ACCEPT [0:0]
 :f2b-web - [0:0]
+:f2b-web-log - [0:0]
+:f2b-unused - [0:0]
 :PSAD_BLOCK_INPUT - [0:0]
 :sshguard - [0:0]
 :ufw-user-input - [0:0]
@@ -78,7 +80,11 @@ table ip other {
 -A f2b-web -s 198.51.100.8/32 -j REJECT --reject-with icmp-port-unreachable
 -A f2b-web -s 10.0.0.0/8 -j REJECT --reject-with icmp-port-unreachable
 -A f2b-web -s 198.51.100.32/27 -j REJECT --reject-with icmp-port-unreachable
+-A f2b-web -s 198.51.100.77/32 -j f2b-web-log
+-A f2b-web -s 198.51.100.78/32 -j f2b-unused
 -A f2b-web -j RETURN
+-A f2b-web-log -m limit --limit 6/min -j LOG --log-prefix "f2b-web:DROP "
+-A f2b-web-log -j DROP
 -A PSAD_BLOCK_INPUT -s 198.51.100.3/32 -j DROP
 -A sshguard -s 198.51.100.44/32 -j DROP
 -A ufw-user-input -s 198.51.100.9/32 -j REJECT --reject-with icmp-port-unreachable
@@ -86,6 +92,7 @@ table ip other {
 COMMIT
 `, "iptables-nft-restore")
 	s.Run("*filter\n:INPUT ACCEPT [0:0]\n:f2b-sshd - [0:0]\n-A INPUT -j f2b-sshd\n-A INPUT -m set --match-set f2b-nginx6 src -j REJECT\n-A f2b-sshd -s 2001:db8:bad::/48 -j DROP\nCOMMIT\n", "ip6tables-nft-restore")
+	s.Run("route add unreachable 198.51.100.80\nroute add blackhole 198.51.101.0/24\nroute add blackhole 2001:db8::80\n", "ip", "-batch", "-")
 	var rs foreign.Ruleset
 	var err error
 	s.Do(func() { rs, err = foreign.ReadAll(t.Context()) })
@@ -117,6 +124,10 @@ COMMIT
 198.51.100.64/26 by fail2ban (nginx) in ipset f2b-nginx
 2001:db8::99 by fail2ban (nginx) in ipset f2b-nginx6
 198.51.100.7 by fail2ban (sshd) in inet f2b-table addr-set-sshd
+198.51.100.77 by fail2ban (web) in ip filter f2b-web
+198.51.100.78 by fail2ban (web) in ip filter f2b-web: no base chain leads to it
+198.51.100.80 by route in unreachable route
+2001:db8::80 by route in blackhole route
 198.51.100.8 by fail2ban (web) in ip filter f2b-web
 198.51.100.9 by fail2ban in ip filter ufw-user-input
 2001:db8::7 by fail2ban (sshd) in inet f2b-table addr6-set-sshd
@@ -139,7 +150,7 @@ COMMIT
 
 // Bans of legacy xtables are read from the words of iptables-save.
 func TestBansOfLegacyXTables(t *testing.T) {
-	tables, err := foreign.ParseSaveAll("ip", strings.NewReader("*filter\n:INPUT ACCEPT [0:0]\n:f2b-sshd - [0:0]\n-A INPUT -j f2b-sshd\n-A f2b-sshd -s 198.51.100.7/32 -j REJECT\n-A f2b-sshd ! -s 10.0.0.0/8 -j DROP\nCOMMIT\n"))
+	tables, err := foreign.ParseSaveAll("ip", strings.NewReader("*filter\n:INPUT ACCEPT [0:0]\n:f2b-sshd - [0:0]\n-A INPUT -j f2b-sshd\n-A f2b-sshd -s 198.51.100.7/32 -j REJECT\n-A f2b-sshd ! -s 10.0.0.0/8 -j DROP\n-A f2b-sshd -s 198.51.100.9/32 -j ACCEPT\nCOMMIT\n"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,6 +3,7 @@ package foreign
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"os"
 	"slices"
 
@@ -67,6 +68,9 @@ func (r *Ruleset) links(links []netlink.Link) map[int]string {
 // mostRoutes bounds the routes named one by one: a ban service may keep thousands.
 const mostRoutes = 10
 
+// mostDeadEnds bounds Ruleset.DeadEnds.
+const mostDeadEnds = 10000
+
 // deadEnds are the types of routes that refuse.
 var deadEnds = map[int]string{unix.RTN_BLACKHOLE: "blackhole", unix.RTN_UNREACHABLE: "unreachable", unix.RTN_PROHIBIT: "prohibit"}
 
@@ -86,8 +90,12 @@ func (r *Ruleset) routes() (ways []int) {
 		if how == "" || route.Dst == nil || len(route.Dst.Mask) == 0 {
 			return true
 		}
-		if ones, _ := route.Dst.Mask.Size(); ones == 0 {
+		ones, bits := route.Dst.Mask.Size()
+		if ones == 0 {
 			return true
+		}
+		if a, ok := netip.AddrFromSlice(route.Dst.IP); ok && ones == bits && len(r.DeadEnds) < mostDeadEnds {
+			r.DeadEnds = append(r.DeadEnds, DeadEnd{a.Unmap(), how})
 		}
 		if more++; more <= mostRoutes {
 			r.Bypass = append(r.Bypass, Bypass{"route", route.Dst.String(), "a route of type " + how + " refuses what goes there, answers too"})

@@ -16,6 +16,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 )
 
@@ -31,10 +32,19 @@ type Ruleset struct {
 	IPSets []IPSet
 	// Bypass is what passes the rules by.
 	Bypass []Bypass
+	// DeadEnds are the routes to one address each that refuse, at most 10,000.
+	DeadEnds []DeadEnd
 	// Served are the tables nftables.service loads, as "inet filter", where the caller knows.
 	Served []string
 	// NotUnderstood names what was met and is not known here, at most a hundred things.
 	NotUnderstood []string
+}
+
+// DeadEnd is a route to one address that refuses: fail2ban and portsentry can ban that way.
+type DeadEnd struct {
+	Address netip.Addr
+	// How is blackhole, unreachable or prohibit.
+	How string
 }
 
 // Table is one table.
