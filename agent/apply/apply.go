@@ -487,7 +487,7 @@ func (e *Engine) hold(d *declaration.Declaration) {
 	small := *d
 	small.Modules = make([]declaration.Module, len(d.Modules))
 	for i, m := range d.Modules {
-		small.Modules[i] = declaration.Module{Name: m.Name, Build: m.Build, Artifact: m.Artifact}
+		small.Modules[i] = declaration.Module{Name: m.Name, Build: m.Build, Artifact: m.Artifact, Membership: m.Membership}
 		if mayHoldAgent(&m) {
 			small.Modules[i].Manifest = m.Manifest
 		}

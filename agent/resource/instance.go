@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"slices"
 
 	"mesh/shared/credential"
 	"mesh/shared/declaration"
@@ -68,8 +69,12 @@ func (e *expander) instance() error {
 		return fmt.Errorf("encode the membership of %s: %w", e.module.Name, err)
 	}
 	folder := e.in.InstanceFolder(e.module.Name)
-	above := path.Dir(folder)
-	for _, p := range []string{above, folder} {
+	var folders []string
+	for p := folder; p != "/"; p = path.Dir(p) {
+		folders = append(folders, p)
+	}
+	slices.Reverse(folders)
+	for _, p := range folders {
 		e.add(Resource{ID: ID(KindDir, p), Kind: KindDir, Needs: e.folder(p), Dir: &Dir{Path: p, Mode: 0o755, Owner: "root", Group: "root", Implied: true}})
 	}
 	owner := e.runsAs()
