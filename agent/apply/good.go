@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -60,6 +61,7 @@ type healthState struct {
 	trials map[subject.Module]*trial
 	goods  map[subject.Module]*goodBuild
 	sums   map[subject.Module]sumOf
+	kept   map[subject.Module]string // the sum of the good instance whose text the store keeps for itself
 	due    []due
 	heard  uint64 // the prober's news that a pass took in
 }
@@ -151,11 +153,7 @@ func (e *Engine) good(ctx context.Context, m subject.Module, sum string) *goodBu
 		return g
 	}
 	g := &goodBuild{sum: sum}
-	body, ok, err := e.cfg.Store.GoodBody(ctx, string(m))
-	if got := sha256.Sum256(body); err == nil && (!ok || hex.EncodeToString(got[:]) != sum) {
-		e.cfg.Log.Error("the last good build of a module is not in the store as it was", "module", m)
-		return nil
-	}
+	body, err := e.body(ctx, m, sum)
 	if err == nil {
 		err = json.Unmarshal(body, &g.module)
 	}
@@ -173,6 +171,56 @@ func (e *Engine) good(ctx context.Context, m subject.Module, sum string) *goodBu
 	return g
 }
 
+var errNoBody = errors.New("it is not in the store as it was")
+
+// body is how the instance of that sum was declared: what the store keeps for itself, or what a declaration has
+// that it keeps.
+func (e *Engine) body(ctx context.Context, m subject.Module, sum string) ([]byte, error) {
+	body, ok, err := e.cfg.Store.GoodBody(ctx, string(m))
+	if err != nil {
+		return nil, err
+	}
+	if got := sha256.Sum256(body); ok && hex.EncodeToString(got[:]) == sum {
+		e.health.kept[m] = sum
+		return body, nil
+	}
+	all, err := e.cfg.Store.Accepted(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, a := range all {
+		d, err := declaration.Signed(a.Signed).Open(e.cfg.Verifier, e.cfg.Mesh, e.cfg.Node)
+		if err != nil {
+			continue // of another agent's, or rotten
+		}
+		i := slices.IndexFunc(d.Modules, func(x declaration.Module) bool { return x.Name == m })
+		if i < 0 {
+			continue
+		}
+		body := declaration.AppendModule(nil, &d.Modules[i])
+		if got := sha256.Sum256(body); hex.EncodeToString(got[:]) == sum {
+			return body, nil
+		}
+	}
+	return nil, errNoBody
+}
+
+// keepBody has the store keep for itself how the last good instance was declared, once another is declared: the
+// declaration it is in is kept for a while only. It returns nil when it does already.
+func (e *Engine) keepBody(ctx context.Context, m subject.Module, p *proof) []byte {
+	if p.Sum == "" || e.health.kept[m] == p.Sum {
+		return nil
+	}
+	body, err := e.body(ctx, m, p.Sum)
+	if err != nil {
+		e.cfg.Log.Error("the last good build of a module is not kept", "module", m, "err", err)
+	} else if e.health.kept[m] == p.Sum {
+		return nil
+	}
+	e.health.kept[m] = p.Sum
+	return body
+}
+
 // goBack carries out what a pass found due: it puts the last good builds in the place of those that failed, as
 // an apply of its own. d and manifests are the declaration held.
 func (e *Engine) goBack(ctx context.Context, d *declaration.Declaration, manifests []manifest.Manifest, before Result) (Result, error) {
@@ -187,7 +235,7 @@ func (e *Engine) goBack(ctx context.Context, d *declaration.Declaration, manifes
 	goods := make([]state.Good, len(all))
 	for i, x := range all {
 		var err error
-		if goods[i], err = x.proof.staging(x.module, nil); err != nil {
+		if goods[i], err = x.proof.staging(x.module, e.keepBody(ctx, x.module, x.proof)); err != nil {
 			return Result{}, err
 		}
 		e.cfg.Log.Error("a build did not get well; the last good one takes its place", "module", x.module, "build", x.proof.FailedBuild, "good", x.proof.Build, "why", x.proof.Why)

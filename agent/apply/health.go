@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -14,7 +13,6 @@ import (
 	"mesh/agent/plan"
 	"mesh/agent/resource"
 	"mesh/agent/state"
-	"mesh/shared/declaration"
 	"mesh/shared/manifest"
 	"mesh/shared/report"
 	"mesh/shared/subject"
@@ -161,6 +159,10 @@ func (r *run) prove(ctx context.Context, mods []report.Module, states map[string
 		default:
 			if g := r.try(ctx, m, p, sum, states, paused[m.Name] != ""); g != nil {
 				goods = append(goods, *g)
+			} else if body := r.keepBody(ctx, m.Name, p); body != nil {
+				if g, err := p.staging(m.Name, body); err == nil {
+					goods = append(goods, g)
+				}
 			}
 		}
 	}
@@ -169,6 +171,7 @@ func (r *run) prove(ctx context.Context, mods []report.Module, states map[string
 			delete(r.health.proofs, m)
 			delete(r.health.goods, m)
 			delete(r.health.sums, m)
+			delete(r.health.kept, m)
 			delete(r.health.trials, m)
 			goods = append(goods, state.Good{Module: string(m)})
 		}
@@ -294,9 +297,8 @@ func (r *run) signs(m *report.Module, states map[string]plan.Unit) (s health.Sig
 
 // proved notes that an instance is good from now on.
 func (r *run) proved(m *report.Module, p *proof, sum string) *state.Good {
-	i := slices.IndexFunc(r.w.d.Modules, func(d declaration.Module) bool { return d.Name == m.Name })
 	next := &proof{Sum: sum, Build: m.Build, Keeps: r.keptBy(m.Name)}
-	g, err := next.staging(m.Name, declaration.AppendModule(nil, &r.w.d.Modules[i]))
+	g, err := next.staging(m.Name, nil) // the declaration has the rest
 	if err != nil {
 		r.cfg.Log.Error("a good build is not kept", "module", m.Name, "err", err)
 		return nil

@@ -3,6 +3,7 @@ package apply_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -301,12 +302,19 @@ func TestWhatSystemdGivesUpGoesBackAtOnce(t *testing.T) {
 			if past, err := b.store.History(t.Context(), 10); err != nil || len(past) != 2 || past[0].Outcome != report.Failed {
 				t.Errorf("history %+v, %v", past, err)
 			}
-			two.settings = map[string]string{"port": "1"} // only the settings, and still not
-			if r := b.accept(t, 3, two); !backTo("build-1")(r) {
-				t.Errorf("with other settings: %+v", r.Modules)
+			refuses := b.units.refuses
+			for seq := range uint64(12) { // only the settings, and still not; the declaration of the good one is long gone
+				two.settings = map[string]string{"port": fmt.Sprint(seq)}
+				if r := b.accept(t, 3+seq, two); !backTo("build-1")(r) {
+					t.Fatalf("with other settings: %+v", r.Modules)
+				}
+				if seq%5 == 4 {
+					b.restart(t)
+					b.units.refuses = refuses
+				}
 			}
 			one.settings = map[string]string{"port": "9"}
-			applied(t, b.accept(t, 4, one))
+			applied(t, b.accept(t, 20, one))
 			if got := b.read(t, "/etc/notes/conf"); !strings.HasPrefix(got, "one 9") {
 				t.Errorf("conf is %q", got)
 			}
