@@ -364,6 +364,9 @@ func (e *Engine) Pass(ctx context.Context, cause Cause) (Result, error) {
 	if err := e.look(ctx, w, manifests); err != nil {
 		return Result{}, fmt.Errorf("look at the machine: %w", err)
 	}
+	if cause == Boot {
+		e.sweep(ctx, w)
+	}
 	if w, err = e.hands(ctx, w, manifests); err != nil {
 		return Result{}, err
 	}

@@ -24,7 +24,6 @@ import (
 func (e *Engine) carry(ctx context.Context, w *work) (Result, error) {
 	e.fast = nil
 	if w.cause == Boot {
-		e.sweep(w)
 		e.sweepBundles(w)
 	}
 	paused := e.dropPaused(w)

@@ -18,6 +18,7 @@ import (
 	"mesh/agent/apply"
 	"mesh/agent/state"
 	"mesh/shared/clock"
+	"mesh/shared/report"
 	"mesh/testbus/steps"
 )
 
@@ -87,10 +88,19 @@ func say(what string) {
 func (b *bed) live() error {
 	ctx := context.Background()
 	signed, err := os.ReadFile(b.path("next"))
-	if err != nil {
-		_, err = b.engine.Pass(ctx, apply.Reconcile)
-	} else {
-		_, err = b.engine.Accept(ctx, signed)
+	var r apply.Result
+	seq, _ := b.store.Newest()
+	switch {
+	case err != nil:
+		r, err = b.engine.Pass(ctx, apply.Reconcile)
+	case seq == nextSeq: // it died before
+		r, err = b.engine.Pass(ctx, apply.Boot)
+	default:
+		r, err = b.engine.Accept(ctx, signed)
+	}
+	for i := 0; err == nil && r.Outcome != report.Failed && !r.NextTry.IsZero() && i < 12; i++ { // a take goes in several passes
+		b.clock.Advance(max(r.NextTry.Sub(b.clock.Now()), 0))
+		r, err = b.engine.Pass(ctx, apply.Reconcile)
 	}
 	if err := errors.Join(err, b.report(ctx)); err != nil {
 		return err

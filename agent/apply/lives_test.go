@@ -19,6 +19,14 @@ type lives struct {
 	back  bool // it ends with what was before, which stands in the place of what failed
 	// remove is what next has deleted.
 	remove *declaration.Remove
+	// sign makes the change, in the place of next; nil for next.
+	sign func(b *bed) declaration.Signed
+	// held: before the change something is held, which is no trouble.
+	held bool
+	// kills: it is only killed. What podman has in mind of containers no disk tells.
+	kills bool
+	// gap: what is given back is mesh's, then nobody's, then as it was.
+	gap bool
 }
 
 func busy(b *bed, t *testing.T, version string) []mod {
@@ -86,7 +94,7 @@ func allLives() []lives {
 			past: func(t *testing.T, b *bed) { versions(t, b, big(b, t, "one"), big(b, t, "two")) },
 			next: func(t *testing.T, b *bed) []mod { return big(b, t, "three") },
 		},
-		change, repair, replaces, back, deleting,
+		change, repair, replaces, back, deleting, taking("take", false), taking("give back", true),
 	}, boxLives...)
 }
 
@@ -134,6 +142,19 @@ var repair = lives{
 		must(t, os.Remove(b.root("/etc/systemd/system/mesh-notes-backup.service")))
 		b.units.by(t, "mesh-notes-web.service", func(p *paperUnit) { p.Active = "inactive" })
 	},
+}
+
+// taking is a take of what somebody had there, or its end (APP-10, APP-18).
+func taking(name string, back bool) lives {
+	var next func(*bed) declaration.Signed
+	return lives{name: name, held: !back, kills: true, gap: back,
+		past: func(t *testing.T, b *bed) {
+			var past func(*bed)
+			next, past, _ = takeLives(t, back)
+			past(b)
+		},
+		sign: func(b *bed) declaration.Signed { return next(b) },
+	}
 }
 
 var replaces = lives{

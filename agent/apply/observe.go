@@ -258,19 +258,29 @@ func planUnit(s systemd.UnitState) plan.Unit {
 		Invocation: s.Invocation, Restarts: s.Restarts, Status: s.ExitStatus, Job: s.Job, DropIns: strings.FieldsFunc(s.DropIns, func(r rune) bool { return r == '\n' })}
 }
 
-// sweep removes what a kill may have left behind: temporary files and folders beside what is declared, or was.
-func (e *Engine) sweep(w *work) {
+// sweep removes what a kill may have left behind: temporary files and folders beside what is declared, was, or is
+// being given back.
+func (e *Engine) sweep(ctx context.Context, w *work) {
 	folders := map[string]bool{resource.UnitFolder: true, filepath.Join(filepath.Dir(e.cfg.BundleDir), "env"): true}
-	note := func(kind resource.Kind, id string) {
-		if _, at, _ := strings.Cut(id, ":"); kind == resource.KindFile || kind == resource.KindLink || kind == resource.KindDir {
+	note := func(id string) {
+		switch kind, at, _ := strings.Cut(id, ":"); resource.Kind(kind) {
+		case resource.KindFile, resource.KindLink, resource.KindDir:
 			folders[path.Dir(at)] = true
 		}
 	}
 	for _, r := range w.resources {
-		note(r.Kind, r.ID)
+		note(r.ID)
 	}
 	for _, row := range w.ledger {
-		note(resource.Kind(row.Kind), row.ID)
+		note(row.ID)
+	}
+	if _, err := e.hand.desk.Due(ctx, nil); err != nil {
+		e.cfg.Log.Warn("temporary files of what is given back could not be looked for", "err", err)
+	}
+	for _, t := range e.hand.desk.Status() {
+		for _, id := range t.Things {
+			note(id)
+		}
 	}
 	for folder := range folders {
 		n, err := e.root.SweepTemp(folder)
