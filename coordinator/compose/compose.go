@@ -34,7 +34,9 @@ type View struct {
 	Inside []string
 	// Converge hands the packet filter to mesh; nil: it is as it was (NET-9).
 	Converge *records.Converge
-	Facts    records.Facts
+	// Takes are people's words about things that mesh did not put there, by module (APP-10).
+	Takes []records.Take
+	Facts records.Facts
 	// Remove is what a person had removed (APP-11); what is there again stays.
 	Remove *declaration.Remove
 	// Modules are the instances, in any order.
@@ -76,6 +78,9 @@ const moduleLeft = "module"
 func Content(v View) (*declaration.Content, []Left) {
 	var left []Left
 	c := &declaration.Content{Bus: v.Bus, Drift: v.Drift, Modules: make([]declaration.Module, 0, len(v.Modules))}
+	for _, t := range v.Takes {
+		c.Takes = append(c.Takes, t.Declared())
+	}
 	instances := v.Modules
 	if !slices.IsSortedFunc(instances, byName) {
 		instances = slices.SortedFunc(slices.Values(instances), byName)

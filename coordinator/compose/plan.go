@@ -25,7 +25,7 @@ type Change struct {
 	// Module it concerns; empty: the node itself.
 	Module subject.Module `json:"module,omitempty"`
 	// What changes: "module" (comes or goes), "build", "setting port", "secret key", "open", "open the bus",
-	// "close", "filter", "tunnel", "inside", "converge", "drift", "bus", "membership".
+	// "close", "filter", "tunnel", "inside", "converge", "take", "drift", "bus", "membership".
 	What string `json:"what"`
 	// From and To are what is and what would be; empty: nothing.
 	From string `json:"from,omitempty"`
@@ -83,7 +83,26 @@ func Diff(last, next *declaration.Content) []Change {
 	for _, name := range slices.Sorted(maps.Keys(had)) {
 		add(name, "module", had[name].Build, "")
 	}
+	diffTakes(add, last.Takes, next.Takes)
 	return all
+}
+
+// diffTakes says which words about things that mesh did not put there are new.
+func diffTakes(add addChange, had, next []declaration.Take) {
+	words := func(all []declaration.Take) map[subject.Module]string {
+		out := make(map[subject.Module]string, len(all))
+		for _, t := range all {
+			out[t.Module] = fmt.Sprintf("%s (word %d)", strings.Join(slices.Sorted(maps.Keys(t.Things)), ", "), t.ID)
+			if t.Back {
+				out[t.Module] = fmt.Sprintf("all is given back (word %d)", t.ID)
+			}
+		}
+		return out
+	}
+	a, b := words(had), words(next)
+	for _, m := range slices.Sorted(maps.Keys(b)) {
+		add(m, "take", a[m], b[m])
+	}
 }
 
 // openBus is Change.What of an opening that no person asked for.
