@@ -148,6 +148,10 @@ func (r *run) wave(ctx context.Context, mine func(subject.Module) bool) {
 func (r *run) each(ctx context.Context, mine func(subject.Module) bool, phase plan.Phase, then func(context.Context, subject.Module, []systemd.JobResult)) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	slots := r.slots
+	if n := cap(slots); phase == plan.Starting && n > 1 {
+		slots = make(chan struct{}, n*startsAtOnce)
+	}
 	steps := r.w.plan.Steps
 	for len(steps) > 0 {
 		m, n := steps[0].Module, 1
@@ -162,7 +166,7 @@ func (r *run) each(ctx context.Context, mine func(subject.Module) bool, phase pl
 		wg.Add(1)
 		go func() { // ends with its steps
 			defer wg.Done()
-			jobs, ok := r.group(ctx, group)
+			jobs, ok := r.group(ctx, slots, group)
 			if then != nil && ok {
 				then(ctx, m, jobs)
 			}
@@ -170,12 +174,18 @@ func (r *run) each(ctx context.Context, mine func(subject.Module) bool, phase pl
 	}
 }
 
-// group performs steps in turn; ok is false when ctx ended before they began.
-func (r *run) group(ctx context.Context, group []plan.Step) (jobs []systemd.JobResult, ok bool) {
-	if !r.slot(ctx) {
+// startsAtOnce is how many modules start side by side for each that is worked on otherwise: it is systemd that
+// works then, and orders what has an order.
+const startsAtOnce = 8
+
+// group performs steps in turn, with a slot; ok is false when ctx ended before they began.
+func (r *run) group(ctx context.Context, slots chan struct{}, group []plan.Step) (jobs []systemd.JobResult, ok bool) {
+	select {
+	case slots <- struct{}{}:
+		defer func() { <-slots }()
+	case <-ctx.Done():
 		return nil, false
 	}
-	defer r.free()
 	for _, s := range group {
 		job, err := r.step(ctx, s)
 		if err != nil {
