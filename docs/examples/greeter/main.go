@@ -68,7 +68,8 @@ func run() error {
 	// What an instance is changes: another machine may get the module too. The bus says so.
 	if _, err := nc.Subscribe(m.Self, func(msg *nats.Msg) {
 		var now membership
-		if err := json.Unmarshal(msg.Data, &now); err == nil {
+		err := json.Unmarshal(msg.Data, &now)
+		if err == nil {
 			err = g.serve(now)
 		}
 		if err != nil {
