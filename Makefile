@@ -21,7 +21,7 @@ QUICK_TIMEOUT := 10m
 HOST_TIMEOUT  := 20m
 FUZZTIME      ?= 10s
 ROWS          ?=
-SOAK          ?= 4000
+SOAK          ?= 3000
 HOST          ?= host1
 
 .PHONY: all
@@ -48,7 +48,7 @@ bench: ## the scoreboard: what mesh takes beside what the work itself takes; ROW
 	go run ./cmd/e2e/bench $(if $(ROWS),--rows '$(ROWS)')
 
 .PHONY: soak
-soak: ## the crash harness: at least SOAK (4000) kills and power cuts of an agent, some five minutes; SEED= repeats a run; needs root
+soak: ## the crash harness: at least SOAK (3000) kills and power cuts of an agent, some five minutes; SEED= repeats a run; needs root
 	cd agent/apply && CGO_ENABLED=0 go test -count=1 -timeout 60m -parallel 2 -run '^TestCrashes$$' -soak=$(SOAK)
 
 .PHONY: lint

@@ -208,6 +208,7 @@ func TestKilledAtEachInstantItConverges(t *testing.T) {
 
 func (m *machine) killAt(t *testing.T, point int) (kind string) {
 	m.again(t)
+	m.deaths = 1
 	_, h := live(t, m.dir, point)
 	return m.judge(t, h)
 }
@@ -215,11 +216,13 @@ func (m *machine) killAt(t *testing.T, point int) (kind string) {
 // killAtStep kills at a file step, now and then in the middle of a write, and now and then the next life too.
 func (m *machine) killAtStep(t *testing.T, step int, rnd *rand.Rand) (kind string) {
 	m.again(t)
+	m.deaths = 1
 	all, h := m.liveBySteps(t, step, rnd.IntN(2) == 0)
 	if len(all) > 0 {
 		t.Logf("killed at step %d: %s %s", step, all[len(all)-1].Call, strings.TrimPrefix(all[len(all)-1].Path, m.dir))
 	}
 	if rnd.IntN(8) == 0 && !h.ended {
+		m.deaths++
 		_, again := m.liveBySteps(t, 1+rnd.IntN(step+10), false)
 		h.accepted, h.ended = h.accepted || again.accepted, again.ended
 		if again.reported > 0 {
