@@ -44,7 +44,7 @@ func Counts(ctx context.Context) ([]Count, error) {
 	defer s.Close()
 	k := kernel{s}
 	var c counting
-	_, err = k.steady(0, func() error {
+	_, err = k.steady(func() error {
 		c = counting{words: map[string]string{}, elements: map[string]*Count{}}
 		return c.read(k)
 	})

@@ -290,7 +290,7 @@ func (d *Driver) judge(name string, t Table) error {
 }
 
 func (d *Driver) steadyLayout(name string) (have *found, generation uint32, err error) {
-	generation, err = d.kernel.steady(0, func() (err error) {
+	generation, err = d.kernel.steady(func() (err error) {
 		have, err = d.kernel.layout(name)
 		return err
 	})
@@ -323,7 +323,7 @@ func (d *Driver) Drift(ctx context.Context, want Table) (Drift, error) {
 	if was.generation == generation && d.owns(was.layout) {
 		return Drift{}, nil
 	}
-	drift, err := d.readBack(want, was, generation)
+	drift, err := d.readBack(want, was)
 	if err != nil {
 		return Drift{}, fmt.Errorf("read packet filter: %w", err)
 	}
@@ -332,13 +332,11 @@ func (d *Driver) Drift(ctx context.Context, want Table) (Drift, error) {
 
 // readBack compares the kernel's table with want. A listing that is byte for byte the one that was want
 // before is it again, and is not looked into.
-func (d *Driver) readBack(want Table, was memory, now uint32) (Drift, error) {
+func (d *Driver) readBack(want Table, was memory) (Drift, error) {
 	var have *found
 	var print uint64
 	read := func(decode bool) (uint32, error) {
-		before := now
-		now = 0 // a second reading asks anew
-		return d.kernel.steady(before, func() (err error) {
+		return d.kernel.steady(func() (err error) {
 			have, print, err = d.kernel.read(TableName, decode)
 			return err
 		})

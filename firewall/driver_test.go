@@ -256,6 +256,25 @@ func TestChangesInParts(t *testing.T) {
 	}
 }
 
+// A table as agents wrote it before declared rules were elements becomes today's in place.
+func TestATableOfAnEarlierAgent(t *testing.T) {
+	s := netlab.NewSpace(t, "host")
+	earlier, err := os.ReadFile("testdata/linear.nft")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Run(string(earlier), "nft", "-f", "-")
+	d := open(t, s, firewall.WithoutOwner())
+	table := compile(t, sample(t))
+	load(t, d, table)
+	if why := differs(t, open(t, s, firewall.WithoutOwner()), table); why != "" {
+		t.Error(why)
+	}
+	if counters := s.Run("", "nft", "list", "counters", "table", "inet", "mesh"); strings.Contains(counters, "r_web_") || !strings.Contains(counters, "r_routing_") {
+		t.Errorf("the counters that are left: %s", counters)
+	}
+}
+
 func TestDiffersNoticesEveryHandChange(t *testing.T) {
 	s := netlab.NewSpace(t, "host")
 	d := open(t, s, firewall.WithoutOwner())

@@ -19,10 +19,21 @@ func exchange(b []byte, name string, flags uint32, was memory, t Table) []byte {
 	if slices.ContainsFunc(t.sets, func(s set) bool { h := have.set(s.name); return h != nil && !s.sameShape(h) }) {
 		before = Table{} // a set made anew leaves no rule alone that asks it
 	}
-	w := wire{Buffer: nfnetlink.Buffer{B: slices.Grow(b[:0], t.size(before))}}
+	n := news{chains: make([]bool, len(t.chains)), sets: make([]bool, len(t.sets))}
+	for i, c := range t.chains {
+		old := before.chain(c.name)
+		n.chains[i] = old == nil || !old.equal(c)
+	}
+	for i, s := range t.sets {
+		old := known.set(s.name)
+		n.sets[i] = old == nil || !s.equal(*old)
+	}
+	w := wire{Buffer: nfnetlink.Buffer{B: slices.Grow(b[:0], t.size(n))}}
 	w.BeginBatch(was.generation)
-	w.newTable(name, flags)
-	w.clear(name, have, t, before)
+	if known.chains == nil { // else it is there, with these flags
+		w.newTable(name, flags)
+	}
+	w.clear(name, have, t, before, n)
 	for i, s := range t.sets {
 		there := have.set(s.name)
 		if !s.sameShape(there) {
@@ -32,7 +43,7 @@ func exchange(b []byte, name string, flags uint32, was memory, t Table) []byte {
 		}
 		old := known.set(s.name)
 		switch {
-		case old != nil && s.equal(*old):
+		case !n.sets[i]:
 		case s.counted && old != nil:
 			w.exchange(name, s, old.elements)
 		case s.counted:
@@ -53,8 +64,8 @@ func exchange(b []byte, name string, flags uint32, was memory, t Table) []byte {
 			w.newCounter(name, c)
 		}
 	}
-	for _, c := range t.chains {
-		if old := before.chain(c.name); old != nil && old.equal(c) {
+	for i, c := range t.chains {
+		if !n.chains[i] {
 			continue
 		}
 		for _, l := range c.lines {
@@ -121,11 +132,11 @@ func differ(have, want []element, each func(gone, news *element)) {
 }
 
 // clear removes what is to be written anew, and what is no part of t.
-func (w *wire) clear(name string, have *found, t, before Table) {
+func (w *wire) clear(name string, have *found, t, before Table, n news) {
 	switch {
 	case before.chains != nil:
 		for _, c := range before.chains {
-			if now := t.chain(c.name); now == nil || !now.equal(c) {
+			if at := slices.IndexFunc(t.chains, func(now chain) bool { return now.name == c.name }); at < 0 || n.chains[at] {
 				w.simple(unix.NFT_MSG_DELRULE, name, c.name)
 			}
 		}
@@ -154,16 +165,19 @@ func (w *wire) clear(name string, have *found, t, before Table) {
 	}
 }
 
+// news says which chains and sets of a table are others than those in force, by their place.
+type news struct{ chains, sets []bool }
+
 // size is about how many bytes the transaction has.
-func (t Table) size(before Table) int {
+func (t Table) size(n news) int {
 	size := 8 << 10
-	for _, c := range t.chains {
-		if old := before.chain(c.name); old == nil || !old.equal(c) {
+	for i, c := range t.chains {
+		if n.chains[i] {
 			size += 600 * len(c.lines)
 		}
 	}
-	for _, s := range t.sets {
-		if old := before.set(s.name); old == nil || !s.equal(*old) {
+	for i, s := range t.sets {
+		if n.sets[i] {
 			size += 2 * 48 * len(s.elements)
 			if s.counted {
 				size += 64 * len(s.elements)

@@ -1,6 +1,7 @@
 package firewall
 
 import (
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -75,6 +76,8 @@ func FuzzReadBack(f *testing.F) {
 	table, err := Compile(Filter{Outside: []string{"up0"}, Inside: []string{"lan0"}, Allow: []rule.Allow{
 		{Owner: "web", Port: rule.Port{First: 80, Last: 90, Protocol: "tcp"}, From: rule.Anywhere()},
 		{Owner: "ha", Protocol: 112, From: rule.From{Tunnel: true}},
+		{Owner: "ssh", Port: rule.Port{First: 22, Last: 22, Protocol: "tcp"}, From: rule.Anywhere()},
+		{Owner: "peer", Port: rule.Port{First: 22, Last: 22, Protocol: "udp"}, From: rule.From{Prefixes: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/32")}}},
 	}})
 	if err != nil {
 		f.Fatal(err)
@@ -96,9 +99,10 @@ func FuzzReadBack(f *testing.F) {
 		if drift.What == "" {
 			return
 		}
-		w := exchange(nil, TableName, 0, memory{generation: 1, layout: have.outline()}, table)
-		if len(w) == 0 {
-			t.Error("nothing would repair it")
+		for _, layout := range []*found{have, have.outline()} {
+			if len(exchange(nil, TableName, 0, memory{generation: 1, layout: layout}, table)) == 0 {
+				t.Error("nothing would repair it")
+			}
 		}
 	})
 }
@@ -107,6 +111,7 @@ func FuzzReadBack(f *testing.F) {
 // listing that has it.
 func readBytes(b []byte) *found {
 	f := &found{}
+	counts := counting{words: map[string]string{}, elements: map[string]*Count{}}
 	for m := range nfnetlink.Messages(b) {
 		switch m.Type &^ (unix.NFNL_SUBSYS_NFTABLES << 8) {
 		case unix.NFT_MSG_NEWCHAIN:
@@ -119,13 +124,16 @@ func readBytes(b []byte) *found {
 			f.addCounter(TableName, m)
 			count(m)
 		case unix.NFT_MSG_NEWSETELEM:
+			elementPrints(m)
 			for typ, v := range m.Attributes() {
 				if set := f.set(nfnetlink.Text(v)); typ == unix.NFTA_SET_ELEM_LIST_SET && set != nil {
 					set.addEntries(m)
+					counts.add(set.name, m)
 				}
 			}
 		}
 		flowIn(m)
 	}
+	counts.all()
 	return f
 }

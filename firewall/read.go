@@ -201,28 +201,9 @@ func (f *found) outline() *found {
 	return o
 }
 
-// steady calls read between two equal generations: the kernel gives no sign of a listing that a
-// commit cut short.
-// before is the generation asked for last, or 0.
-func (k kernel) steady(before uint32, read func() error) (generation uint32, err error) {
-	for range 10 {
-		if before == 0 {
-			if before, err = k.Generation(); err != nil {
-				return 0, err
-			}
-		}
-		err = read()
-		after, errGen := k.Generation()
-		if errGen != nil {
-			return 0, errGen
-		}
-		if before == after && !errors.Is(err, nfnetlink.ErrInterrupted) {
-			return after, err
-		}
-		before = 0
-	}
-	return 0, nfnetlink.ErrInterrupted
-}
+// steady calls read until what it listed is one state: the kernel gives no sign of a listing that a commit
+// cut short, nor of one begun while a commit takes force.
+func (k kernel) steady(read func() error) (generation uint32, err error) { return k.Steady(10, read) }
 
 // addChain reports whether m is about table: the kernel lists the chains of all of the family.
 func (f *found) addChain(table string, m nfnetlink.Message) bool {
