@@ -41,6 +41,8 @@ const (
 	// Front ends that mesh does not know how to retire: they stay and are named.
 	csf         = "csf"
 	pveFirewall = "pve-firewall"
+	fwbuilder   = "fwbuilder"
+	vuurmuur    = "vuurmuur"
 )
 
 // kinds says what each owner is.
@@ -115,7 +117,7 @@ var chainNames = []namedOwner{
 	{"WEAVE*", "weave"}, {"ANTREA-*", "antrea"}, {"ISTIO_*", "istio"},
 	{"ts-input", "tailscale"}, {"ts-forward", "tailscale"}, {"ts-postrouting", "tailscale"}, {"NETBIRD-*", "netbird"},
 	{"f2b-*", "fail2ban"}, {"fail2ban-*", "fail2ban"}, {"sshguard", "sshguard"}, {"crowdsec*", "crowdsec"}, {"CROWDSEC*", "crowdsec"},
-	{"PSAD_BLOCK_*", "psad"}, {"FWKNOP_*", "fwknop"}, {"nm-sh-*", "NetworkManager"},
+	{"PSAD_BLOCK_*", "psad"}, {"FWKNOP_*", "fwknop"}, {"FWSNORT_*", "fwsnort"}, {"nm-sh-*", "NetworkManager"},
 	{"miniupnpd", miniupnpd}, {"*_miniupnpd", miniupnpd}, {"MINIUPNPD*", miniupnpd},
 }
 
@@ -131,6 +133,7 @@ var signs = []namedOwner{
 	{"rfc4890", "pyroman"}, {"rfc4890f", "pyroman"},
 	{"SMART_REJECT", "firehol"}, {"pr_*", "firehol"},
 	{"LOCALINPUT", csf}, {"LOGDROPIN", csf}, {"DENYIN", csf}, {"PVEFW-*", pveFirewall},
+	{"STATELESSINPUT", "uif"}, {"STATENOTNEW", "uif"}, {"In_RULE_*", fwbuilder}, {"Out_RULE_*", fwbuilder}, {"PRE-VRMR-*", vuurmuur}, {"ESTRELNFQUEUE", vuurmuur},
 }
 
 // hintOneSource is a rule that rejects all of one source address: inside ufw's chain for people's
@@ -192,6 +195,8 @@ type world struct {
 	plain string
 	// fronts are the front ends with a sign in any table of a family, ip or ip6.
 	fronts map[string][]string
+	// signed are the tables with such a sign.
+	signed []*Table
 	// tools are owners of named chains in the tables of iptables, of both families together: a tool
 	// writes single rules into tables where it has no chain.
 	tools []string
@@ -210,6 +215,7 @@ func look(tables []Table, plain string, served []string) world {
 		if t.Family == "ip" || t.Family == "ip6" {
 			for _, f := range frontsIn(t) {
 				w.fronts[t.Family] = addWord(w.fronts[t.Family], f)
+				w.signed = append(w.signed, t)
 			}
 			if t.ofIPTables() {
 				w.tools = addTools(w.tools, t)
@@ -307,14 +313,44 @@ func (w world) at(t *Table) here {
 	return h
 }
 
-// frontsOver are the front ends that an unsigned table of iptables is counted to: those of its family, or, when
-// it only shuts the family off, those of the other. A front end that is told to do without IPv6 shuts it off with
-// policies and a few rules that bear no sign; what lets more in was written by somebody else.
-func (w world) frontsOver(t *Table) []string {
-	if fronts := w.fronts[t.Family]; len(fronts) > 0 || !t.shut() {
+// frontsOver are the front ends that an unsigned table of iptables is counted to: those of its family, or those of
+// the other, when the table only shuts its family off, or is the twin of one of theirs. A front end that is told to
+// do without IPv6 shuts it off with policies and a few rules that bear no sign, and one that does both writes them
+// alike; what is neither was written by somebody else.
+func (w world) frontsOver(t *Table) (fronts []string) {
+	if fronts = w.fronts[t.Family]; len(fronts) > 0 {
 		return fronts
 	}
-	return w.fronts[map[string]string{"ip": "ip6", "ip6": "ip"}[t.Family]]
+	if t.shut() {
+		return w.fronts[map[string]string{"ip": "ip6", "ip6": "ip"}[t.Family]]
+	}
+	for _, other := range w.signed {
+		if t.twin(other) {
+			for _, f := range frontsIn(other) {
+				fronts = addWord(fronts, f)
+			}
+		}
+	}
+	return fronts
+}
+
+// twin says whether all chains of t that are nobody's by name, one at least, are in the table of that name of the
+// other family too.
+func (t *Table) twin(other *Table) bool {
+	if t.Name != other.Name || t.Family == other.Family {
+		return false
+	}
+	some := false
+	for _, c := range t.Chains {
+		if c.Base || ownerIn(chainNames, c.Name) != "" {
+			continue
+		}
+		if other.chain(c.Name) == nil {
+			return false
+		}
+		some = some || c.Rules > 0
+	}
+	return some
 }
 
 // mostOfShut is how many rules a chain of a family that is shut off has at most, besides those that refuse:
