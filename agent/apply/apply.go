@@ -276,6 +276,8 @@ type work struct {
 	plan      plan.Plan
 	// unreadable are modules that could not be expanded or looked at.
 	unreadable map[subject.Module]error
+	// whole is the declaration as it was declared; in d the last good instances stand for those that failed.
+	whole *declaration.Declaration
 	// sums tell the declared instances; back are those in whose place the last good one stands, keep the ids of
 	// what the last good ones are started from, and due what goes back with this work.
 	sums map[subject.Module]string

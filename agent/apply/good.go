@@ -114,6 +114,10 @@ func (e *Engine) stand(ctx context.Context, w *work, manifests []manifest.Manife
 	if err := e.loadProofs(ctx); err != nil {
 		return nil, err
 	}
+	if w.whole == nil {
+		w.whole = w.d
+	}
+	w.d = w.whole
 	w.sums, w.back, w.keep = make(map[subject.Module]string, len(w.d.Modules)), map[subject.Module]*proof{}, map[string]bool{}
 	copied := false
 	for i := range w.d.Modules {

@@ -69,7 +69,7 @@ func (e *Engine) hands(ctx context.Context, w *work, manifests []manifest.Manife
 		}
 	}
 	if acted {
-		next := &work{start: w.start, cause: w.cause, accepted: w.accepted, d: w.d}
+		next := &work{start: w.start, cause: w.cause, accepted: w.accepted, d: w.whole}
 		if err := e.look(ctx, next, manifests); err != nil {
 			return w, fmt.Errorf("look at the machine: %w", err)
 		}
