@@ -244,9 +244,9 @@ func control(s string) bool {
 // placeholders checks each placeholder and what it refers to.
 func (c *checker) placeholders() {
 	c.m.texts(func(t text) (string, error) {
-		_, err := Expand(t.value, func(kind, key string) (string, error) {
+		err := scan(t.value, nil, func(kind, key string) error {
 			c.refers(t, kind, key)
-			return "", nil
+			return nil
 		})
 		if err != nil {
 			c.say(t.path, "%v", err)
@@ -269,9 +269,9 @@ func (c *checker) placeholders() {
 }
 
 func (c *checker) secretIn(content string) (found bool) {
-	_, err := Expand(content, func(kind, _ string) (string, error) {
+	err := scan(content, nil, func(kind, _ string) error {
 		found = found || kind == SecretKind
-		return "", nil
+		return nil
 	})
 	return found && err == nil
 }

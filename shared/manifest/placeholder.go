@@ -36,27 +36,43 @@ func Expand(text string, lookup Lookup) (string, error) {
 		return text, nil
 	}
 	var b strings.Builder
+	b.Grow(len(text))
+	err := scan(text, func(plain string) { b.WriteString(plain) }, func(kind, key string) error {
+		value, err := lookup(kind, key)
+		b.WriteString(value)
+		return err
+	})
+	if err != nil {
+		return "", err
+	}
+	return b.String(), nil
+}
+
+// scan hands text over piece by piece: what is plain, unless plain is nil, and each placeholder.
+func scan(text string, plain func(string), found func(kind, key string) error) error {
+	if plain == nil {
+		plain = func(string) {}
+	}
 	for {
 		at := strings.Index(text, "${")
 		if at < 0 {
-			b.WriteString(text)
-			return b.String(), nil
+			plain(text)
+			return nil
 		}
 		if at > 0 && text[at-1] == '$' {
-			b.WriteString(text[:at-1] + "${")
+			plain(text[:at-1])
+			plain("${")
 			text = text[at+2:]
 			continue
 		}
-		b.WriteString(text[:at])
+		plain(text[:at])
 		kind, key, rest, err := placeholder(text[at:])
 		if err != nil {
-			return "", err
+			return err
 		}
-		value, err := lookup(kind, key)
-		if err != nil {
-			return "", fmt.Errorf("${%s:%s}: %w", kind, key, err)
+		if err := found(kind, key); err != nil {
+			return fmt.Errorf("${%s:%s}: %w", kind, key, err)
 		}
-		b.WriteString(value)
 		text = rest
 	}
 }
@@ -118,9 +134,9 @@ func (m *Manifest) Placeholders() []Use {
 	var uses []Use
 	m.texts(func(t text) (string, error) {
 		var here []Use
-		_, err := Expand(t.value, func(kind, key string) (string, error) {
+		err := scan(t.value, nil, func(kind, key string) error {
 			here = append(here, Use{kind, key, t.path, t.where})
-			return "", nil
+			return nil
 		})
 		if err == nil {
 			uses = append(uses, here...)
