@@ -208,33 +208,33 @@ func (s *Store) RecordSends(ctx context.Context, all []Send) error {
 		return nil
 	}
 	now := s.clk.Now()
+	type line struct {
+		Node   string `json:"n"`
+		Seq    int64  `json:"s"`
+		At     int64  `json:"a"`
+		Push   string `json:"p"`
+		Builds string `json:"b"`
+	}
+	lines := make([]line, len(all))
+	for i, x := range all {
+		if x.At.IsZero() {
+			x.At = now
+		}
+		lines[i] = line{string(x.Node), int64(x.Seq), x.At.UnixMilli(), x.Push, encode(x.Builds)}
+	}
+	// Two statements for all: those of each node took longer than the rest of a push to thousands. A node that was
+	// removed meanwhile is none of these.
+	text := encode(lines)
 	err := s.db.WriteLazy(ctx, func(t *sql.Tx) (err error) {
-		sent, err := t.PrepareContext(ctx, `UPDATE declaration SET sent = max(sent, ?2) WHERE node = (SELECT id FROM node WHERE name = ?1 AND removed IS NULL) RETURNING node`)
-		if err != nil {
+		if _, err := t.ExecContext(ctx, `UPDATE declaration SET sent = max(sent, x.seq)
+			FROM (SELECT n.id, max(j.value ->> 's') AS seq FROM json_each(?) j JOIN node n ON n.name = j.value ->> 'n' AND n.removed IS NULL GROUP BY n.id) x
+			WHERE node = x.id`, text); err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, sent.Close()) }()
-		row, err := t.PrepareContext(ctx, `INSERT INTO send (node, seq, at, push, builds) VALUES (?, ?, ?, ?, ?)`)
-		if err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, row.Close()) }()
-		for _, x := range all {
-			if x.At.IsZero() {
-				x.At = now
-			}
-			var id int64
-			switch err := sent.QueryRowContext(ctx, string(x.Node), int64(x.Seq)).Scan(&id); {
-			case errors.Is(err, sql.ErrNoRows):
-				continue // removed meanwhile
-			case err != nil:
-				return fmt.Errorf("%s: %w", x.Node, err)
-			}
-			if _, err := row.ExecContext(ctx, id, int64(x.Seq), x.At.UnixMilli(), x.Push, encode(x.Builds)); err != nil {
-				return fmt.Errorf("%s: %w", x.Node, err)
-			}
-		}
-		return nil
+		_, err = t.ExecContext(ctx, `INSERT INTO send (node, seq, at, push, builds)
+			SELECT n.id, j.value ->> 's', j.value ->> 'a', j.value ->> 'p', j.value ->> 'b' FROM json_each(?) j
+			JOIN node n ON n.name = j.value ->> 'n' AND n.removed IS NULL JOIN declaration d ON d.node = n.id ORDER BY j.key`, text)
+		return err
 	})
 	if err != nil {
 		return fmt.Errorf("record sends: %w", err)
