@@ -25,7 +25,7 @@ type part struct {
 func (c *Coordinator) stages() [][]part {
 	n := notifier{c.cfg.Notify}
 	all := [][]part{
-		{{"watchdog", func(ctx context.Context) error { return n.watch(ctx, c.cfg.Clock, c.cfg.Watchdog, c.well) }}, {"user list", c.users.run}},
+		{{"memory", c.spend}, {"watchdog", func(ctx context.Context) error { return n.watch(ctx, c.cfg.Clock, c.cfg.Watchdog, c.well) }}, {"user list", c.users.run}},
 		{{"hear", c.hear.Run}, {"artifacts", c.keeper.Run}, {"calls", c.calls.Run}},
 		// Together: an answer that waits for news of a push ends with the pushes.
 		{{"push", c.push.Run}, {"enrol", c.door.Run}, {"verbs", c.verbs.Run}, {"remind", c.remind}},
