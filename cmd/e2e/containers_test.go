@@ -22,9 +22,16 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 )
 
 func main() {
+	if os.Args[1] == "ask" { // as what its health is asked by
+		if _, err := os.Stat("/data/hang"); err == nil {
+			time.Sleep(time.Hour)
+		}
+		return
+	}
 	end := make(chan os.Signal, 1)
 	signal.Notify(end, syscall.SIGTERM)
 	go func() {
@@ -103,6 +110,7 @@ func TestContainers(t *testing.T) {
 		{"nothing to do starts no process", containerRests},
 		{"what is removed by hand comes back", containerRemoved},
 		{"a new image takes over", containerUpgraded},
+		{"its health is asked inside", containerAsked},
 		{"an image over the bus", containerCarried},
 		{"a plan says what would be done", containerPlanned},
 		{"a cut of the power", containerCut},
@@ -230,6 +238,35 @@ func containerUpgraded(b *boxes) {
 	if b.life() == life {
 		b.t.Error("it is the same life")
 	}
+	b.well(1)
+}
+
+// containerAsked: APP-7, APP-17. A program is asked in the container; one that hangs is killed there.
+func containerAsked(b *boxes) {
+	text := fmt.Sprintf(boxManifest, b.images["two"], "two")
+	text = strings.Replace(text, "      read-only: true\n", "      read-only: true\n      health: {command: [/box, ask], every: 1s, timeout: 2s, retries: 1}\n", 1)
+	h := b.Bed.Host(1)
+	h.WriteFile(b.t, "/root/box/module.yaml", text, 0o644)
+	b.coordinator("module", "register", "/root/box")
+	b.coordinator("push", "--all", "--why", "its health")
+	b.says("version=two")
+	b.well(1)
+	hang := strings.TrimSpace(b.on(1, "podman", "volume", "inspect", "--format", "{{.Mountpoint}}", "mesh-box-data")) + "/hang"
+	b.on(1, "touch", hang)
+	said := func(want bool) {
+		b.t.Helper()
+		b.waitFor(fmt.Sprintf("it to be unhealthy: %v", want), later, func() (bool, any) {
+			out, err := b.Coordinator(b.t.Context(), "node", "show", "host1")
+			return err == nil && strings.Contains(out, "unhealthy") == want && (!want || strings.Contains(out, "/box was not over in time and was killed")), out
+		})
+	}
+	said(true)
+	b.on(1, "rm", hang)
+	said(false)
+	b.waitFor("what hung to be gone", soon, func() (bool, any) {
+		out, err := h.RunErr(b.t.Context(), "sh", "-c", "ps -eo etimes,args | grep '[/]box ask' | awk '$1 > 8'")
+		return err == nil && strings.TrimSpace(out.Stdout) == "", out.Stdout
+	})
 	b.well(1)
 }
 
