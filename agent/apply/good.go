@@ -305,6 +305,6 @@ func (r *run) keptBy(m subject.Module) (ids []string) {
 
 // input is what the plan of w is made from.
 func (e *Engine) input(w *work, boot bool) plan.Input {
-	return plan.Input{Node: e.cfg.Node, Resources: w.resources, Unreadable: w.unreadable, Ledger: w.ledger,
+	return plan.Input{Node: e.cfg.Node, Kept: keptNow(w.d.Keeps, e.cfg.Clock.Now()), Resources: w.resources, Unreadable: w.unreadable, Ledger: w.ledger,
 		Observed: w.see, Drift: w.d.Drift, Boot: boot, Keep: w.keep, Remove: w.d.Remove}
 }

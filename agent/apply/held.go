@@ -86,6 +86,17 @@ func (e *Engine) hands(ctx context.Context, w *work, manifests []manifest.Manife
 	return w, nil
 }
 
+// keptNow are the things that stay as somebody changed them, and until when, in words (APP-19).
+func keptNow(all []declaration.Keep, now time.Time) map[string]string {
+	kept := map[string]string{}
+	for _, k := range all {
+		if until := time.UnixMilli(k.Until).UTC(); now.Before(until) {
+			kept[k.Thing] = "kept until " + until.Format("2006-01-02 15:04 UTC")
+		}
+	}
+	return kept
+}
+
 // leave takes all of a module out of a plan, but repairs.
 func leave(p *plan.Plan, m subject.Module, why error) {
 	p.Failed[m] = why

@@ -194,6 +194,8 @@ type Input struct {
 	Ledger     []state.Row
 	Observed   Observed
 	Drift      declaration.Drift
+	// Kept are things that stay as somebody changed them, and until when, in words (APP-19).
+	Kept map[string]string
 	// Boot: the machine came up; a unit that does not run yet was stopped by nobody.
 	Boot bool
 	// Keep are ids of bundles and images that stay though nothing declares them: of last good builds (APP-7).
@@ -415,9 +417,17 @@ func (p *planner) act(op Op, r *resource.Resource, what string, made bool) {
 		Intent: intent(old, held, done), Done: &done})
 }
 
+// repairs reports whether a change of r by hand is undone.
+func (p *planner) repairs(r *resource.Resource) bool {
+	return p.in.Drift != declaration.ReportOnly && p.in.Kept[r.ID] == ""
+}
+
 // find notes a change by hand and reports whether it is to be undone.
 func (p *planner) find(r *resource.Resource, what string) bool {
-	repair := p.in.Drift != declaration.ReportOnly
+	repair := p.repairs(r)
+	if words := p.in.Kept[r.ID]; words != "" {
+		what += " (" + words + ")"
+	}
 	p.out.Found = append(p.out.Found, Finding{Module: r.Module, ID: r.ID, What: what, Repaired: repair})
 	return repair
 }

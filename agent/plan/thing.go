@@ -164,7 +164,7 @@ func (p *planner) network(r *resource.Resource) {
 		p.inOrder(r, p.made(r.ID) || have.Module == string(r.Module))
 	case p.made(r.ID) || have.Module == string(r.Module):
 		// It cannot be changed, only made anew, and nothing may be on it meanwhile.
-		if p.drifted(r) && p.in.Drift == "report" {
+		if p.drifted(r) && !p.repairs(r) {
 			p.find(r, have.Differs)
 			return
 		}
@@ -196,7 +196,7 @@ func (p *planner) volume(r *resource.Resource) {
 	case p.in.Observed.Volumes[name(r.ID)]:
 		p.inOrder(r, p.made(r.ID))
 	default:
-		if p.drifted(r) && p.in.Drift != "report" {
+		if p.drifted(r) && p.repairs(r) {
 			p.halt(r, "its volume "+name(r.ID)+" is gone")
 		}
 		p.act(MakeVolume, r, missing(p.drifted(r)), true)

@@ -16,7 +16,7 @@ import (
 
 func (a *app) node() *cobra.Command {
 	return group("node", "The machines of the mesh", "mesh-coordinator node list",
-		a.nodeList(), a.nodeShow(), a.nodeInvite(), a.nodeInvitations(), a.nodeRevoke(), a.nodeRemove(), a.nodeSet(), a.nodeConverge(), a.nodeUnconverge(), a.nodeApplyNow(), a.nodeRestart(), a.nodeAsk())
+		a.nodeList(), a.nodeShow(), a.nodeInvite(), a.nodeInvitations(), a.nodeRevoke(), a.nodeRemove(), a.nodeSet(), a.nodeConverge(), a.nodeUnconverge(), a.nodeKeep(), a.nodeApplyNow(), a.nodeRestart(), a.nodeAsk())
 }
 
 func (a *app) nodeList() *cobra.Command {

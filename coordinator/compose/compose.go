@@ -36,6 +36,8 @@ type View struct {
 	Converge *records.Converge
 	// Takes are people's words about things that mesh did not put there, by module (APP-10).
 	Takes []records.Take
+	// Keeps are what was changed by hand and stays for a while, by thing (APP-19).
+	Keeps []records.Keep
 	Facts records.Facts
 	// Remove is what a person had removed (APP-11); what is there again stays.
 	Remove *declaration.Remove
@@ -78,6 +80,9 @@ const moduleLeft = "module"
 func Content(v View) (*declaration.Content, []Left) {
 	var left []Left
 	c := &declaration.Content{Bus: v.Bus, Drift: v.Drift, Modules: make([]declaration.Module, 0, len(v.Modules))}
+	for _, k := range v.Keeps {
+		c.Keeps = append(c.Keeps, k.Declared())
+	}
 	for _, t := range v.Takes {
 		c.Takes = append(c.Takes, t.Declared())
 	}

@@ -391,7 +391,7 @@ func (c *Composer) buildsOf(s *state) map[subject.Module]string {
 // view decodes what is kept of a node.
 func (c *Composer) view(s *state) (View, error) {
 	n := &s.in.Node
-	v := View{Node: n.Name, Bus: c.mesh.Bus, Drift: n.Drift, Tunnel: n.Tunnel, Admin: n.Admin, Inside: n.Inside, Converge: n.Converge, Takes: n.Takes, Facts: s.in.Facts, Remove: s.in.Remove,
+	v := View{Node: n.Name, Bus: c.mesh.Bus, Drift: n.Drift, Tunnel: n.Tunnel, Admin: n.Admin, Inside: n.Inside, Converge: n.Converge, Takes: n.Takes, Keeps: n.Keeps, Facts: s.in.Facts, Remove: s.in.Remove,
 		Modules: make([]Instance, len(s.in.Placed))}
 	if n.MachineID != "" && n.MachineID == c.o.Host.MachineID {
 		v.Served = c.o.Host.openings(c.mesh.Bus.Addresses)

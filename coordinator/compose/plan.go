@@ -84,7 +84,17 @@ func Diff(last, next *declaration.Content) []Change {
 		add(name, "module", had[name].Build, "")
 	}
 	diffTakes(add, last.Takes, next.Takes)
+	add("", "keep", kept(last.Keeps), kept(next.Keeps))
 	return all
+}
+
+// kept is what stays as it was changed by hand, in words.
+func kept(all []declaration.Keep) string {
+	words := make([]string, len(all))
+	for i, k := range all {
+		words[i] = k.Thing + " until " + time.UnixMilli(k.Until).UTC().Format("2006-01-02 15:04 UTC")
+	}
+	return strings.Join(words, ", ")
 }
 
 // diffTakes says which words about things that mesh did not put there are new.

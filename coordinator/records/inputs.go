@@ -52,7 +52,7 @@ func factsOf(r *report.Report) Facts {
 	return f
 }
 
-const inputColumns = `SELECT n.id, n.name, n.key, n.curve, n.machine_id, n.enrolled, n.removed, n.drift, n.tunnel, n.inside, n.admin, n.asleep_ok, n.converge, n.takes,
+const inputColumns = `SELECT n.id, n.name, n.key, n.curve, n.machine_id, n.enrolled, n.removed, n.drift, n.tunnel, n.inside, n.admin, n.asleep_ok, n.converge, n.takes, n.keeps,
 	d.seq, d.hash, d.composed, d.sent, d.artifacts, d.before, r.top, r.os, r.arch, r.engine, r.uplinks, r.tunnel
 	FROM node n LEFT JOIN declaration d ON d.node = n.id LEFT JOIN report r ON r.node = n.id WHERE n.removed IS NULL`
 

@@ -45,6 +45,8 @@ type Node struct {
 	Converge *Converge
 	// Takes are people's words about things that mesh did not put there, by module (APP-10).
 	Takes []Take
+	// Keeps are what was changed by hand and stays for a while, by thing (APP-19).
+	Keeps []Keep
 }
 
 // defaultAdmin lets people in by SSH.
@@ -163,14 +165,14 @@ func (s *Store) RemoveNode(ctx context.Context, by By, name subject.Node) error 
 	})
 }
 
-const nodeColumns = `SELECT id, name, key, curve, machine_id, enrolled, removed, drift, tunnel, inside, admin, asleep_ok, converge, takes FROM node`
+const nodeColumns = `SELECT id, name, key, curve, machine_id, enrolled, removed, drift, tunnel, inside, admin, asleep_ok, converge, takes, keeps FROM node`
 
 func scanNode(row interface{ Scan(...any) error }) (Node, error) {
 	var n Node
 	var enrolled int64
 	var removed sql.NullInt64
-	var inside, admin, converge, takes string
-	err := row.Scan(&n.id, &n.Name, &n.Key, &n.Curve, &n.MachineID, &enrolled, &removed, &n.Drift, &n.Tunnel, &inside, &admin, &n.AsleepOK, &converge, &takes)
+	var inside, admin, converge, takes, keeps string
+	err := row.Scan(&n.id, &n.Name, &n.Key, &n.Curve, &n.MachineID, &enrolled, &removed, &n.Drift, &n.Tunnel, &inside, &admin, &n.AsleepOK, &converge, &takes, &keeps)
 	if err != nil {
 		return Node{}, err
 	}
@@ -182,6 +184,11 @@ func scanNode(row interface{ Scan(...any) error }) (Node, error) {
 	}
 	if takes != "[]" {
 		if err := decode(takes, &n.Takes); err != nil {
+			return Node{}, err
+		}
+	}
+	if keeps != "[]" {
+		if err := decode(keeps, &n.Keeps); err != nil {
 			return Node{}, err
 		}
 	}

@@ -152,6 +152,7 @@ func (s *Server) handlers() map[subject.Verb]verb.Handler {
 		controller.NodeConvergence:  handle(s, controller.NodeConvergence, s.convergence),
 		controller.NodeConverge:     handle(s, controller.NodeConverge, s.converge),
 		controller.NodeUnconverge:   handle(s, controller.NodeUnconverge, s.unconverge),
+		controller.NodeKeep:         handle(s, controller.NodeKeep, s.keep),
 		controller.HeldThings:       handle(s, controller.HeldThings, s.held),
 		controller.Take:             handle(s, controller.Take, s.take),
 		controller.GiveBack:         handle(s, controller.GiveBack, s.giveBack),

@@ -116,6 +116,7 @@ func Table() []Verb {
 		{NodeConvergence, "Show what filters packets on a node besides mesh, and what a converge makes of each", program + "node converge db1", Read, Viewer, NodeAsk{}, Convergence{}},
 		{NodeConverge, "Hand a node's packet filter to mesh: the front ends found there are retired", program + `node converge db1 --yes --why "mesh filters here"`, Disruptive, Operator, NodeConvergeAsk{}, NodeConvergeAnswer{}},
 		{NodeUnconverge, "Give a node's packet filter back to the front ends that were retired", program + `node unconverge db1 --why "ufw stays"`, Disruptive, Operator, NodeUnconvergeAsk{}, NodeUnconvergeAnswer{}},
+		{NodeKeep, "Keep what was changed by hand on a node until a time", program + `node keep db1 file:/etc/notes.conf --until 7d --why "we try this"`, Disruptive, Operator, NodeKeepAsk{}, NodeKeepAnswer{}},
 		{HeldThings, "Put what a node holds for a module, that mesh did not put there, beside what is declared", program + "take db1 notes", Read, Viewer, HeldAsk{}, HeldAnswer{}},
 		{Take, "Make what a node holds for a module the module's, with the same data", program + `take db1 notes --yes --replace /etc/notes.conf --why "mesh runs it now"`, Disruptive, Operator, TakeAsk{}, TakeAnswer{}},
 		{GiveBack, "Put back what was taken for a module on a node, as it was found", program + `give-back db1 notes --why "a mistake"`, Disruptive, Operator, GiveBackAsk{}, TakeAnswer{}},

@@ -63,6 +63,8 @@ type Content struct {
 	// Takes are people's words about things of this machine that mesh did not put there, sorted by module, one a
 	// module (APP-10, APP-18). An agent that does not know the field refuses a declaration that has it.
 	Takes []Take `json:"takes,omitempty"`
+	// Keeps are what was changed by hand and stays for a while, sorted by thing (APP-19); likewise.
+	Keeps []Keep `json:"keeps,omitempty"`
 	// Remove is what goes although it would stay (APP-11); nil for nothing. An agent that does not know the field
 	// refuses a declaration that has it, and says to be upgraded.
 	Remove *Remove `json:"remove,omitempty"`
@@ -154,6 +156,9 @@ func (d *Declaration) Check() error {
 			return err
 		}
 	}
+	if err := checkKeeps(d.Keeps); err != nil {
+		return err
+	}
 	for i, m := range d.Modules {
 		at := func(field string) string { return fmt.Sprintf("modules[%d].%s", i, field) }
 		switch {
@@ -208,6 +213,12 @@ func AppendContent(dst []byte, c *Content) ([]byte, error) {
 	if len(c.Takes) > 0 {
 		dst = append(dst, `,"takes":`...)
 		if dst, err = appendJSON(dst, c.Takes); err != nil {
+			return nil, err
+		}
+	}
+	if len(c.Keeps) > 0 {
+		dst = append(dst, `,"keeps":`...)
+		if dst, err = appendJSON(dst, c.Keeps); err != nil {
 			return nil, err
 		}
 	}
