@@ -172,7 +172,7 @@ func TestWhatIsKept(t *testing.T) {
 	// The last thousand are kept.
 	many := make([]records.Call, 1200)
 	for i := range many {
-		many[i] = records.Call{ID: "call-" + strings.Repeat("x", i+1), Verb: "many", Began: clock.Real().Now().Add(time.Duration(i) * time.Millisecond), State: records.CallAnswered}
+		many[i] = records.Call{ID: "call-" + strings.Repeat("x", i+1), Verb: "many", Began: clock.Real().Now().Add(time.Duration(i) * time.Millisecond), Ended: clock.Real().Now(), State: records.CallAnswered}
 	}
 	many = append(many, records.Call{ID: "call-old", Verb: "old", Began: clock.Real().Now().Add(-15 * 24 * time.Hour), State: records.CallAnswered})
 	if err := b.store.KeepCalls(t.Context(), many); err != nil {

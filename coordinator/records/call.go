@@ -38,21 +38,24 @@ type Call struct {
 	State        string
 }
 
-// KeepCalls writes calls as they stand now, and forgets those beyond the bounds. It survives a kill; a power
-// cut may take the last ones.
+// KeepCalls writes calls as they stand now, and forgets those beyond the bounds once one of them has ended: a
+// push waits for the writing of one that begins. It survives a kill; a power cut may take the last ones.
 func (s *Store) KeepCalls(ctx context.Context, all []Call) error {
-	now := s.clk.Now()
+	now, over := s.clk.Now(), false
 	err := s.db.WriteLazy(ctx, func(t *sql.Tx) error {
 		for _, c := range all {
 			var ended any
 			if !c.Ended.IsZero() {
-				ended = c.Ended.UnixMilli()
+				ended, over = c.Ended.UnixMilli(), true
 			}
 			if _, err := t.ExecContext(ctx, `INSERT INTO call (id, caller, verb, args, began, ended, state, answer, bytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 				ON CONFLICT (id) DO UPDATE SET ended = excluded.ended, state = excluded.state, answer = excluded.answer, bytes = excluded.bytes`,
 				c.ID, c.Caller, c.Verb, c.Args, c.Began.UnixMilli(), ended, c.State, c.Answer, c.Bytes); err != nil {
 				return err
 			}
+		}
+		if !over {
+			return nil
 		}
 		if _, err := t.ExecContext(ctx, `DELETE FROM call WHERE began < ? AND state <> ?`, now.Add(-callsAge).UnixMilli(), CallRunning); err != nil {
 			return err
