@@ -63,7 +63,7 @@ func idleRows(b *bench, ctx context.Context) ([]score, error) {
 		return nil, err
 	}
 	line := func(what, unit string, floor, mesh float64) score {
-		return figures(4, "idle agent, 200 files checked each minute: "+what, unit, []float64{floor}, []float64{mesh})
+		return figures(4, "idle agent, 20 modules with 200 files checked each minute: "+what, unit, []float64{floor}, []float64{mesh})
 	}
 	rss := line("memory (RSS)", "MiB", a.Floor.RSS, a.Mesh.RSS).under(20, "<= 1.5x, 16 MiB")
 	applied := line("memory (RSS) after it made them all", "MiB", a.Floor.RSS, a.Applied.RSS).under(20, "<= 1.5x, 16 MiB")
@@ -88,8 +88,8 @@ func idleInside(ctx context.Context, a idleStart) (any, error) {
 	if err != nil {
 		return nil, fmt.Errorf("bring up lo: %w", err)
 	}
-	// One node with ten modules of twenty files.
-	m, err := makeMesh(ctx, a.Dir, shape{Nodes: 1, Each: 10, Kinds: 10, Files: 20, Lines: 30})
+	// One node with twenty modules of ten files: twenty modules have a least of their own, 20 MiB.
+	m, err := makeMesh(ctx, a.Dir, shape{Nodes: 1, Each: 20, Kinds: 20, Files: 10, Lines: 30})
 	if err != nil {
 		return nil, err
 	}
