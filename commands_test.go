@@ -56,9 +56,9 @@ func program(t *testing.T, name string) string {
 	return file
 }
 
+// compile makes a program as everybody does.
 func compile(name, file string) (string, error) {
-	c := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", file, "./cmd/"+name)
-	c.Env = append(os.Environ(), "CGO_ENABLED=0")
+	c := exec.Command("make", "PROGRAMS="+name, "BIN="+filepath.Dir(file))
 	if out, err := c.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build %s: %w\n%s", name, err, out)
 	}

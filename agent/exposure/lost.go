@@ -17,6 +17,7 @@ import (
 	"mesh/firewall/evaluate"
 	"mesh/firewall/foreign"
 	"mesh/shared/clock"
+	"mesh/shared/order"
 )
 
 // Holder is the container that a socket is held for: podman has a process listen on every port it publishes, so
@@ -97,7 +98,7 @@ func (m *Machine) Lost() []Holder {
 			}
 		}
 	}
-	slices.SortFunc(all, func(a, b Holder) int { return cmp.Compare(a.Container, b.Container) })
+	order.Sort(all, func(a, b Holder) int { return cmp.Compare(a.Container, b.Container) })
 	return all
 }
 

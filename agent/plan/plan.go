@@ -19,6 +19,7 @@ import (
 	"mesh/agent/resource"
 	"mesh/agent/state"
 	"mesh/shared/declaration"
+	"mesh/shared/order"
 	"mesh/shared/subject"
 )
 
@@ -293,7 +294,7 @@ func New(in Input) Plan {
 		why := "changed: " + strings.Join(slices.Sorted(maps.Keys(p.reload)), " ")
 		p.out.Steps = append(p.out.Steps, Step{Op: Reload, ID: "systemd", Reason: why})
 	}
-	slices.SortStableFunc(p.out.Steps, func(a, b Step) int {
+	order.Sort(p.out.Steps, func(a, b Step) int {
 		if c := cmp.Compare(a.Op.Phase(), b.Op.Phase()); c != 0 {
 			return c
 		}

@@ -9,6 +9,7 @@ import (
 	"mesh/agent/host/file"
 	"mesh/agent/resource"
 	"mesh/agent/state"
+	"mesh/shared/order"
 	"mesh/shared/subject"
 )
 
@@ -23,7 +24,7 @@ func (p *planner) removals() {
 	rows := slices.Clone(p.in.Ledger)
 	rank := map[string]int{string(resource.KindUnit): 0, string(resource.KindContainer): 1, string(resource.KindNetwork): 2, string(resource.KindSysctl): 2,
 		string(resource.KindFile): 3, string(resource.KindLink): 3, string(resource.KindDir): 4}
-	slices.SortFunc(rows, func(a, b state.Row) int {
+	order.Sort(rows, func(a, b state.Row) int {
 		if c := cmp.Compare(rank[a.Kind], rank[b.Kind]); c != 0 {
 			return c
 		}
@@ -143,7 +144,7 @@ func (p *planner) bundles(wanted []resource.Resource) {
 	slices.Sort(names)
 	for _, m := range names {
 		o := modules[m]
-		slices.SortFunc(o.others, func(a, b state.Row) int { return cmp.Or(b.At.Compare(a.At), cmp.Compare(a.ID, b.ID)) })
+		order.Sort(o.others, func(a, b state.Row) int { return cmp.Or(b.At.Compare(a.At), cmp.Compare(a.ID, b.ID)) })
 		keep := 0
 		if declared[m] {
 			keep = keptBundles - 1

@@ -8,6 +8,7 @@ import (
 	"mesh/agent/host/file"
 	"mesh/agent/resource"
 	"mesh/agent/state"
+	"mesh/shared/order"
 	"mesh/shared/refusal"
 	"mesh/shared/subject"
 )
@@ -293,7 +294,7 @@ func (p *planner) images(wanted []resource.Resource) {
 		if _, unreadable := p.in.Unreadable[subject.Module(m)]; unreadable {
 			continue
 		}
-		slices.SortFunc(rows, func(a, b state.Row) int { return cmp.Or(b.At.Compare(a.At), cmp.Compare(a.ID, b.ID)) })
+		order.Sort(rows, func(a, b state.Row) int { return cmp.Or(b.At.Compare(a.At), cmp.Compare(a.ID, b.ID)) })
 		keep := 0
 		if declared[m] {
 			keep = current[m]

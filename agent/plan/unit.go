@@ -5,12 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"path"
-	"slices"
 	"strings"
 
 	"mesh/agent/host/file"
 	"mesh/agent/resource"
 	"mesh/agent/state"
+	"mesh/shared/order"
 	"mesh/shared/refusal"
 )
 
@@ -83,7 +83,7 @@ func (p *planner) unit(r *resource.Resource) {
 			steps[before].Retry, steps[before].Fresh = have.Active == "failed", old.Trigger != u.Trigger
 		}
 	}
-	slices.SortStableFunc(steps, func(a, b Step) int { return cmp.Compare(a.Op.Phase(), b.Op.Phase()) })
+	order.Sort(steps, func(a, b Step) int { return cmp.Compare(a.Op.Phase(), b.Op.Phase()) })
 	p.settle(r, steps, done, made)
 }
 

@@ -19,6 +19,7 @@ import (
 	"mesh/shared/credential"
 	"mesh/shared/declaration"
 	"mesh/shared/manifest"
+	"mesh/shared/order"
 	"mesh/shared/refusal"
 	"mesh/shared/strict"
 	"mesh/shared/subject"
@@ -506,7 +507,7 @@ func Sort(all []Resource) []Resource {
 	rank := map[Kind]int{KindGroup: 0, KindUser: 1, KindDir: 2, KindBundle: 3, KindFile: 4, KindLink: 5, KindModule: 6, KindSysctl: 7,
 		KindNetwork: 8, KindVolume: 9, KindImage: 10, KindContainer: 11, KindUnit: 12}
 	sorted := slices.Clone(all)
-	slices.SortFunc(sorted, func(a, b Resource) int {
+	order.Sort(sorted, func(a, b Resource) int {
 		return cmp.Or(cmp.Compare(a.Module, b.Module), cmp.Compare(rank[a.Kind], rank[b.Kind]), cmp.Compare(a.ID, b.ID))
 	})
 	at := make(map[string]int, len(sorted))

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"mesh/shared/order"
 	"mesh/shared/report"
 )
 
@@ -57,7 +58,7 @@ func (s *Store) Ledger(ctx context.Context) ([]Row, error) {
 		}
 	}
 	rows := slices.AppendSeq(make([]Row, 0, len(s.ledger)), maps.Values(s.ledger))
-	slices.SortFunc(rows, func(a, b Row) int { return strings.Compare(a.ID, b.ID) })
+	order.Sort(rows, func(a, b Row) int { return strings.Compare(a.ID, b.ID) })
 	return rows, nil
 }
 

@@ -31,6 +31,7 @@ import (
 	"mesh/agent/state"
 	"mesh/shared/clock"
 	"mesh/shared/declaration"
+	"mesh/shared/order"
 	"mesh/shared/refusal"
 	"mesh/shared/report"
 	"mesh/shared/subject"
@@ -261,7 +262,7 @@ func (d *Desk) note(ctx context.Context, w declaration.Take, found []kept) error
 			r.Things = slices.DeleteFunc(r.Things, func(f Found) bool { return f.ID == k.ID })
 			r.Things = append(r.Things, k.Found)
 		}
-		slices.SortFunc(r.Things, func(a, b Found) int { return strings.Compare(a.ID, b.ID) })
+		order.Sort(r.Things, func(a, b Found) int { return strings.Compare(a.ID, b.ID) })
 	})
 }
 

@@ -22,6 +22,7 @@ import (
 	"strings"
 	"time"
 
+	"mesh/shared/order"
 	"mesh/shared/report"
 )
 
@@ -47,7 +48,7 @@ func Around(root string, at time.Time, zone *time.Location, mask func(string) st
 	from := at.Add(-window)
 	all := slices.Concat(sessions(root, at), logins(root, from, at), becameRoot(root, from, at), sudo(root, from, at, zone),
 		packages(root, from, at, zone), apt(root, from, at, zone))
-	slices.SortStableFunc(all, func(a, b seen) int { return cmp.Or(b.at.Compare(a.at), cmp.Compare(a.text, b.text)) })
+	order.Sort(all, func(a, b seen) int { return cmp.Or(b.at.Compare(a.at), cmp.Compare(a.text, b.text)) })
 	for _, s := range all {
 		if text := report.Cut(mask(s.text), mostWord); !slices.Contains(who, text) && len(who) < most {
 			who = append(who, text)

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"mesh/shared/order"
 	"mesh/shared/refusal"
 	"mesh/shared/subject"
 )
@@ -148,7 +149,7 @@ func Make(o Of) *Membership {
 		m.Says = append(m.Says, Event{Name: e, At: subject.ModuleEvent(o.Module, e, o.Node)})
 	}
 	holds := slices.Clone(o.Holds)
-	slices.SortFunc(holds, func(a, b Seat) int { return strings.Compare(string(a.Name), string(b.Name)) })
+	order.Sort(holds, func(a, b Seat) int { return strings.Compare(string(a.Name), string(b.Name)) })
 	for _, s := range holds {
 		m.hold(s)
 	}

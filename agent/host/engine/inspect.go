@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"mesh/shared/order"
 )
 
 // Container is a container as the engine has it: the facts that a person compares before it is taken (APP-9).
@@ -148,6 +150,6 @@ func parseContainer(out string) (Container, error) {
 	slices.Sort(c.Networks)
 	slices.Sort(c.Ports)
 	slices.Sort(c.Mounts)
-	slices.SortFunc(c.Data, func(a, b Data) int { return strings.Compare(a.At, b.At) })
+	order.Sort(c.Data, func(a, b Data) int { return strings.Compare(a.At, b.At) })
 	return c, nil
 }
