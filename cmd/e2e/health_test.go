@@ -54,7 +54,10 @@ func TestHealth(t *testing.T) {
 		host.WriteFile(t, "/root/"+name+"/module.yaml", text, 0o644)
 		m.coordinator("module", "register", "/root/"+name)
 	}
-	front := func(port, status int, says string) { t.Helper(); module("front", fmt.Sprintf(frontManifest, port, status, says)) }
+	front := func(port, status int, says string) {
+		t.Helper()
+		module("front", fmt.Sprintf(frontManifest, port, status, says))
+	}
 	answers := func(want string) {
 		t.Helper()
 		m.waitFor("the web server to say "+want, soon, func() (bool, any) {
