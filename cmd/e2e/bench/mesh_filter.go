@@ -74,18 +74,21 @@ func nftPart(ctx context.Context) error {
 	if _, err := netspace(); err != nil {
 		return err
 	}
-	f := &filterer{}
+	f, lines := &filterer{}, &filterer{}
 	return serve(ctx, handlers{
 		"texts": on(func(_ context.Context, files []string) (any, error) { f.files = files; return nil, f.nft(ctx) }),
 		"nft":   on(func(ctx context.Context, n int) (any, error) { return many(n, func() error { return f.nft(ctx) }) }),
-		// "linear" is n rules exchanged for others where each is a rule of the kernel's.
-		"linear": on(func(ctx context.Context, n int) (any, error) { return linear(ctx, n, filepath.Dir(f.files[0])) }),
+		// "lines" makes texts in which each of n rules is a rule of the kernel's, and "linear" loads one.
+		"lines": on(func(ctx context.Context, n int) (any, error) {
+			return nil, lines.lines(ctx, n, filepath.Dir(f.files[0]))
+		}),
+		"linear": on(func(ctx context.Context, n int) (any, error) { return many(n, func() error { return lines.nft(ctx) }) }),
 	})
 }
 
-// linear has nft exchange n rules of the kernel's for n others; dir takes its text.
-func linear(ctx context.Context, n int, dir string) (took, error) {
-	l := &filterer{}
+// lines makes two texts of n rules, all of them others, and loads one; dir takes them.
+func (l *filterer) lines(ctx context.Context, n int, dir string) error {
+	l.files = nil
 	for i, port := range []int{1000, 10_000} {
 		var b strings.Builder
 		b.WriteString("table inet linear\nflush table inet linear\ntable inet linear {\n\tchain input {\n\t\ttype filter hook input priority 0; policy accept;\n")
@@ -95,13 +98,10 @@ func linear(ctx context.Context, n int, dir string) (took, error) {
 		b.WriteString("\t}\n}\n")
 		l.files = append(l.files, filepath.Join(dir, fmt.Sprintf("linear-%d.nft", i)))
 		if err := os.WriteFile(l.files[i], []byte(b.String()), 0o600); err != nil {
-			return took{}, err
+			return err
 		}
 	}
-	if err := l.nft(ctx); err != nil {
-		return took{}, err
-	}
-	return measured(func() error { return l.nft(ctx) })
+	return l.nft(ctx)
 }
 
 // foreignPart is the child "mesh-foreign": a reading of everybody's rules.
