@@ -38,6 +38,8 @@ const (
 	// its declaration after a connect: a busy stream takes seconds to keep what was sent before the
 	// subscription was in place, and answers meanwhile that there is none.
 	looksForFirst = 4
+	// firstPause is the pause before the second of those looks; it doubles.
+	firstPause = 2 * time.Second
 )
 
 // Heard is a declaration that came over the bus.
@@ -207,13 +209,18 @@ func (l *Link) readBack(ctx context.Context, look <-chan struct{}) {
 			if none && (looks == looksForFirst || l.cfg.Alive().Seq > 0) || errors.Is(err, bus.ErrAway) || ctx.Err() != nil {
 				break // nothing was ever sent, or the next connect looks again
 			}
-			if !none {
+			if none {
+				pause = max(pause, firstPause)
+			} else {
 				l.cfg.Log.Warn("read the declaration, trying again", "err", err)
 			}
 			select {
 			case <-ctx.Done():
 				return
 			case <-l.cfg.Clock.After(pause):
+			}
+			if none && l.cfg.Alive().Seq > 0 {
+				break // it was sent meanwhile
 			}
 		}
 	}

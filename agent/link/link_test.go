@@ -354,7 +354,7 @@ func TestADeclarationThatTheStreamKeepsLateIsFound(t *testing.T) {
 	if err := core.Publish(t.Context(), "late", []byte("late"), ""); err != nil {
 		t.Fatal(err)
 	}
-	clk.Advance(time.Second)
+	clk.Advance(2 * time.Second)
 	if h := waitfor.Value(t, "what was kept late", soon, l.Heard()); string(h.Signed) != "late" || h.Pushed {
 		t.Errorf("heard %s, pushed %v", h.Signed, h.Pushed)
 	}

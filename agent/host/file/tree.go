@@ -39,7 +39,7 @@ func (r *Root) RemoveTree(ctx context.Context, path string) error {
 	case kindOf(st.Mode) != Dir:
 		return occupied(op, path, kindOf(st.Mode))
 	default:
-		if err := emptyOfMounts(dir, name); err != nil {
+		if err := errors.Join(emptyOfMounts(dir, name), sameMount(ctx, dir, name)); err != nil {
 			return fail(op, path, err)
 		}
 		if err := removeTree(ctx, dir, trash); err != nil { // of an earlier one of that name
@@ -85,6 +85,25 @@ func emptyOfMounts(dir int, name string) error {
 		}
 	}
 	return nil
+}
+
+// sameMount looks at every name itself: the list of mounts is read in pieces, and one may be missing from it while
+// others on the machine come and go.
+func sameMount(ctx context.Context, dir int, name string) error {
+	return eachIn(ctx, dir, name, func(fd int, below string, st *unix.Stat_t) error {
+		if kindOf(st.Mode) == Dir {
+			return sameMount(ctx, fd, below)
+		}
+		var above, here unix.Statx_t
+		err := errors.Join(unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &above), unix.Statx(fd, below, unix.AT_SYMLINK_NOFOLLOW, unix.STATX_MNT_ID, &here))
+		if errors.Is(err, unix.ENOENT) {
+			return nil
+		}
+		if err == nil && here.Mask&unix.STATX_MNT_ID != 0 && above.Mnt_id != here.Mnt_id {
+			err = fmt.Errorf("%s: %w", below, ErrMountPoint)
+		}
+		return err
+	})
 }
 
 // removeTree removes what is called name in the folder dir, whatever it is; nothing there is no error.

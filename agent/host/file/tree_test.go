@@ -74,6 +74,19 @@ func TestRemoveTree(t *testing.T) {
 	}
 }
 
+// over is a context that has ended once is says so.
+type over struct {
+	context.Context
+	is func() bool
+}
+
+func (o over) Err() error {
+	if o.is() {
+		return context.Canceled
+	}
+	return nil
+}
+
 // TestRemoveTreeGoesOn: what a kill left half done is finished, and is in its place no more.
 func TestRemoveTreeGoesOn(t *testing.T) {
 	dir := t.TempDir()
@@ -83,8 +96,7 @@ func TestRemoveTreeGoesOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
+	ctx := over{t.Context(), func() bool { return there(t, filepath.Join(dir, "srv/.mesh-deleted-notes")) }}
 	if err := r.RemoveTree(ctx, "/srv/notes"); err == nil || there(t, filepath.Join(dir, "srv/notes")) || !there(t, filepath.Join(dir, "srv/.mesh-deleted-notes")) {
 		t.Fatalf("interrupted: %v", err)
 	}
@@ -109,6 +121,11 @@ func TestRemoveTreeRefuses(t *testing.T) {
 			at := filepath.Join(dir, "srv/notes/a/b")
 			t.Cleanup(func() { _ = unix.Unmount(at, unix.MNT_DETACH) })
 			return unix.Mount(outside, at, "", unix.MS_BIND, "")
+		}, file.ErrMountPoint},
+		"a mount over a file in it": {func(t *testing.T, dir, outside string) error {
+			at := filepath.Join(dir, "srv/notes/a/b/c/deep")
+			t.Cleanup(func() { _ = unix.Unmount(at, unix.MNT_DETACH) })
+			return unix.Mount(filepath.Join(outside, "precious"), at, "", unix.MS_BIND, "")
 		}, file.ErrMountPoint},
 		"a mount in its place": {func(t *testing.T, dir, outside string) error {
 			at := filepath.Join(dir, "srv/notes")
