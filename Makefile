@@ -24,7 +24,7 @@ HOST_PACKAGES = $(shell go list -f '{{.ImportPath}} {{join .Imports " "}} {{join
 QUICK_PACKAGES = $(filter-out mesh $(HOST_PACKAGES),$(shell go list ./...))
 
 QUICK_TIMEOUT := 10m
-HOST_TIMEOUT  := 20m
+HOST_TIMEOUT  := 30m
 FUZZTIME      ?= 10s
 ROWS          ?=
 SOAK          ?= 3000
