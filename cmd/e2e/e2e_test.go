@@ -441,12 +441,13 @@ func leaving(m *mesh) {
 	m.well(3)
 }
 
-// ofPrograms are the fail points that a module of programs, files and users comes to. Those of containers and of
-// the kernel's settings are agent/apply's to test: TestKilledAtEachInstantItConverges is killed at every one.
+// ofPrograms are the fail points that a module of programs, files and users comes to. Those of containers, of the
+// kernel's settings, of deleting data and of going back are agent/apply's to test: its crash harness is killed at
+// every one.
 func ofPrograms() []string {
 	return slices.DeleteFunc(slices.Clone(apply.FailPoints), func(point string) bool {
-		return slices.ContainsFunc([]plan.Op{plan.MakeGroup, plan.Pull, plan.MakeLink, plan.LoadModule, plan.SetSysctl, plan.MakeNetwork, plan.MakeVolume,
-			plan.Retire, plan.RemoveContainer, plan.RemoveNetwork, plan.RestoreSysctl, plan.RemoveLink, plan.RemoveImage},
+		return strings.HasSuffix(point, " going back") || slices.ContainsFunc([]plan.Op{plan.MakeGroup, plan.Pull, plan.MakeLink, plan.LoadModule, plan.SetSysctl, plan.MakeNetwork, plan.MakeVolume,
+			plan.Retire, plan.RemoveContainer, plan.RemoveNetwork, plan.RestoreSysctl, plan.RemoveLink, plan.RemoveImage, plan.DeleteFolder, plan.DeleteVolume},
 			func(op plan.Op) bool { return strings.HasSuffix(point, " "+string(op)) })
 	})
 }

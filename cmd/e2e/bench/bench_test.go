@@ -29,7 +29,7 @@ func TestRowsWithFew(t *testing.T) {
 		{"pushes", "1,2,3", []int{1, 2, 3, 3}},
 		{"a pass", "5", []int{5, 5}},
 		{"composing and publishing", "7,8,9", []int{7, 7, 7, 8, 8, 9, 9}},
-		{"the packet filter", "10", []int{10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10}},
+		{"the packet filter", "10", []int{10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10}},
 		{"the bus goes and comes", "12", []int{12}},
 		{"machines join", "13", []int{13, 13}},
 		{"memory", "14", []int{14}},
