@@ -186,15 +186,18 @@ func TestAKillAtAnyMoment(t *testing.T) {
 		if p, err := c.Watch(t.Context(), p, soon, nil); err != nil || p.Counts[controller.PushApplied] != 1 {
 			t.Fatalf("round %d: the push ended as %+v, %v", i, p, err)
 		}
-		var d *declaration.Declaration
-		for len(x.decisions) > 0 {
-			d = <-x.decisions
+		// What it said before the kill may have ended the push, with the declaration still on its way.
+		d := waitfor.Value(t, "a declaration", soon, x.decisions)
+		for more := true; more; {
 			if d.Seq < last {
 				t.Errorf("round %d: seq %d after %d", i, d.Seq, last)
 			}
 			last = d.Seq
+			if more = len(x.decisions) > 0; more {
+				d = <-x.decisions
+			}
 		}
-		if d == nil || d.Modules[0].Settings["n"] != want {
+		if d.Modules[0].Settings["n"] != want {
 			t.Fatalf("round %d: the node has %+v", i, d)
 		}
 	}

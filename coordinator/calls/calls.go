@@ -3,8 +3,8 @@
 // answer is read by that id, also after a restart. What a coordinator that stopped had under way is marked as
 // abandoned by the next one.
 //
-// An act is in the records before it begins. What only reads is written a moment after it ended, many at once:
-// nobody waits for that. Run writes; Do owns the goroutine of a call, and Close waits for them.
+// That an act began is in the commit of what it does first, and in the records within a moment anyway. What only
+// reads is written a moment after it ended, many at once: nobody waits for either. Run writes; Do owns the goroutine of a call, and Close waits for them.
 package calls
 
 import (
@@ -41,7 +41,8 @@ const (
 
 // store is the records' part this package needs.
 type store interface {
-	KeepCalls(ctx context.Context, all []records.Call) error
+	BeginCall(c records.Call)
+	KeepCalls(ctx context.Context, ended []records.Call) error
 	AbandonCalls(ctx context.Context) error
 	Call(ctx context.Context, id string) (records.Call, error)
 }
@@ -86,7 +87,7 @@ type Ask struct {
 	// Caller is the principal's label, as the bus authenticated it.
 	Caller, Verb string
 	Args         []byte
-	// Acts: it changes something, and is in the records before it begins.
+	// Acts: it changes something, and is in the records with the first of it.
 	Acts bool
 	// Secret: its answer is not kept.
 	Secret bool
@@ -100,9 +101,8 @@ func (k *Keeper) Do(ctx context.Context, a Ask, fn func(context.Context) (any, e
 	}
 	c := records.Call{ID: id, Caller: a.Caller, Verb: a.Verb, Args: args(a.Args), Began: k.cfg.Clock.Now(), State: records.CallRunning}
 	if a.Acts {
-		if err := k.cfg.Records.KeepCalls(ctx, []records.Call{c}); err != nil {
-			return nil, err
-		}
+		k.cfg.Records.BeginCall(c)
+		k.look()
 	}
 	k.mu.Lock()
 	k.running[id] = c
@@ -170,6 +170,11 @@ func (k *Keeper) end(c records.Call, a Ask, answer any, err error) {
 		k.dropped++
 	}
 	k.mu.Unlock()
+	k.look()
+}
+
+// look has Run write in a moment.
+func (k *Keeper) look() {
 	select {
 	case k.kick <- struct{}{}:
 	default:
@@ -222,7 +227,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 	}
 }
 
-// Flush writes what ended. What cannot be written is dropped, and said: an answer was given all the same.
+// Flush writes what began and what ended. What cannot be written is dropped, and said: an answer was given all the same.
 func (k *Keeper) Flush(ctx context.Context) error {
 	k.mu.Lock()
 	all, dropped := k.waiting, k.dropped
@@ -230,9 +235,6 @@ func (k *Keeper) Flush(ctx context.Context) error {
 	k.mu.Unlock()
 	if dropped > 0 {
 		k.cfg.Log.Warn("calls were not kept: too many ended at once", "calls", dropped)
-	}
-	if len(all) == 0 {
-		return nil
 	}
 	return k.cfg.Records.KeepCalls(ctx, all)
 }

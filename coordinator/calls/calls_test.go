@@ -91,9 +91,10 @@ func TestALongCallGoesOn(t *testing.T) {
 	if c := b.find(on.Call); c.State != records.CallRunning || c.Caller != "operator-ada" || c.Args != `{"all":true}` {
 		t.Errorf("%+v", c)
 	}
-	if kept, err := b.store.Call(t.Context(), on.Call); err != nil || kept.State != records.CallRunning {
-		t.Errorf("an act is not in the records before it ends: %+v, %v", kept, err)
-	}
+	waitfor.True(t, "an act to be in the records before it ends", 5*time.Second, func() (bool, any) {
+		kept, err := b.store.Call(t.Context(), on.Call)
+		return err == nil && kept.State == records.CallRunning, err
+	})
 	close(let)
 	waitfor.True(t, "the answer", 5*time.Second, func() (bool, any) { c := b.find(on.Call); return c.State == records.CallAnswered, c })
 	b.stop()

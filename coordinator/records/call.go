@@ -38,33 +38,65 @@ type Call struct {
 	State        string
 }
 
-// KeepCalls writes calls as they stand now, and forgets those beyond the bounds once one of them has ended: a
-// push waits for the writing of one that begins. It survives a kill; a power cut may take the last ones.
-func (s *Store) KeepCalls(ctx context.Context, all []Call) error {
-	now, over := s.clk.Now(), false
-	err := s.db.WriteLazy(ctx, func(t *sql.Tx) error {
-		for _, c := range all {
-			var ended any
-			if !c.Ended.IsZero() {
-				ended, over = c.Ended.UnixMilli(), true
-			}
-			if _, err := t.ExecContext(ctx, `INSERT INTO call (id, caller, verb, args, began, ended, state, answer, bytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
-				ON CONFLICT (id) DO UPDATE SET ended = excluded.ended, state = excluded.state, answer = excluded.answer, bytes = excluded.bytes`,
-				c.ID, c.Caller, c.Verb, c.Args, c.Began.UnixMilli(), ended, c.State, c.Answer, c.Bytes); err != nil {
-				return err
-			}
-		}
-		if !over {
+// BeginCall notes a call that begins. It is written with whatever is acted next, which is its own act if it changes
+// anything here, and by KeepCalls at the latest: nobody waits for a commit of its own.
+func (s *Store) BeginCall(c Call) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.begun = append(s.begun, c)
+}
+
+// withBegun runs write with the calls that began and are in no commit yet; those are kept for the next when it fails.
+func (s *Store) withBegun(write func(begun []Call) error) error {
+	s.mu.Lock()
+	begun := s.begun
+	s.begun = nil
+	s.mu.Unlock()
+	err := write(begun)
+	if err != nil && len(begun) > 0 {
+		s.mu.Lock()
+		s.begun = append(begun, s.begun...)
+		s.mu.Unlock()
+	}
+	return err
+}
+
+// KeepCalls writes calls that ended, and those that began, and forgets what is beyond the bounds. It survives a kill;
+// a power cut may take the last ones.
+func (s *Store) KeepCalls(ctx context.Context, ended []Call) error {
+	now := s.clk.Now()
+	err := s.withBegun(func(begun []Call) error {
+		if len(begun)+len(ended) == 0 {
 			return nil
 		}
-		if _, err := t.ExecContext(ctx, `DELETE FROM call WHERE began < ? AND state <> ?`, now.Add(-callsAge).UnixMilli(), CallRunning); err != nil {
+		return s.db.WriteLazy(ctx, func(t *sql.Tx) error {
+			if err := errors.Join(putCalls(ctx, t, begun), putCalls(ctx, t, ended)); err != nil || len(ended) == 0 {
+				return err
+			}
+			if _, err := t.ExecContext(ctx, `DELETE FROM call WHERE began < ? AND state <> ?`, now.Add(-callsAge).UnixMilli(), CallRunning); err != nil {
+				return err
+			}
+			_, err := t.ExecContext(ctx, `DELETE FROM call WHERE state <> ? AND id IN (SELECT id FROM call ORDER BY began DESC, id DESC LIMIT -1 OFFSET ?)`, CallRunning, callsKept)
 			return err
-		}
-		_, err := t.ExecContext(ctx, `DELETE FROM call WHERE state <> ? AND id IN (SELECT id FROM call ORDER BY began DESC, id DESC LIMIT -1 OFFSET ?)`, CallRunning, callsKept)
-		return err
+		})
 	})
 	if err != nil {
 		return fmt.Errorf("keep calls: %w", err)
+	}
+	return nil
+}
+
+func putCalls(ctx context.Context, t *sql.Tx, all []Call) error {
+	for _, c := range all {
+		var ended any
+		if !c.Ended.IsZero() {
+			ended = c.Ended.UnixMilli()
+		}
+		if _, err := t.ExecContext(ctx, `INSERT INTO call (id, caller, verb, args, began, ended, state, answer, bytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+			ON CONFLICT (id) DO UPDATE SET ended = excluded.ended, state = excluded.state, answer = excluded.answer, bytes = excluded.bytes`,
+			c.ID, c.Caller, c.Verb, c.Args, c.Began.UnixMilli(), ended, c.State, c.Answer, c.Bytes); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -130,9 +130,38 @@ func (s *Store) RevokeOperator(ctx context.Context, by By, name string) error {
 	})
 }
 
-// Operators are all, those in force first, by name.
+// people are the operators as they were read last.
+type people struct {
+	changes uint64 // how often they may have changed
+	known   bool
+	all     []Operator
+}
+
+// Operators are all, those in force first, by name. They are read once, and again after a change: each verb asks
+// who may. Nobody may change what it returned.
 func (s *Store) Operators(ctx context.Context) ([]Operator, error) {
-	return operators(ctx, s.db.Read())
+	s.mu.Lock()
+	p := s.people
+	s.mu.Unlock()
+	if p.known {
+		return p.all, nil
+	}
+	all, err := operators(ctx, s.db.Read())
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.people.changes == p.changes { // not changed while they were read
+		s.people.known, s.people.all = true, all
+	}
+	return all, nil
+}
+
+func (s *Store) forgetOperators() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.people = people{changes: s.people.changes + 1}
 }
 
 func operators(ctx context.Context, q querier) (all []Operator, err error) {

@@ -19,6 +19,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"slices"
 	"sync"
 	"time"
 
@@ -56,6 +57,8 @@ type Store struct {
 	mu     sync.Mutex // guards the caches below
 	builds map[string]*Build
 	kept   map[subject.Node]kept
+	people people
+	begun  []Call // in no commit yet
 }
 
 // Open opens or makes the records at path.
@@ -125,13 +128,18 @@ func (s *Store) act(ctx context.Context, by By, what string, fn func(*tx) error)
 		return refusal.New(what, "nobody is named who does it", "name who acts")
 	}
 	var t *tx
-	err := s.db.Write(ctx, func(raw *sql.Tx) error {
-		t = &tx{Tx: raw, s: s, ctx: ctx, by: by, now: s.clk.Now()}
-		if err := t.inForce(); err != nil {
-			return err
-		}
-		return fn(t)
+	err := s.withBegun(func(begun []Call) error {
+		return s.db.Write(ctx, func(raw *sql.Tx) error {
+			t = &tx{Tx: raw, s: s, ctx: ctx, by: by, now: s.clk.Now()}
+			if err := errors.Join(t.inForce(), putCalls(ctx, raw, begun)); err != nil {
+				return err
+			}
+			return fn(t)
+		})
 	})
+	if t != nil && slices.ContainsFunc(t.touched, func(x touch) bool { return x.users || x.all }) {
+		s.forgetOperators() // also where it is not known whether it was committed
+	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
